@@ -1,0 +1,44 @@
+# make test and make demo need Go, and on Linux a C compiler for the race detector. PostgreSQL's programs are found, or
+# fetched where there are none: see scripts/postgres-bin, which says what it does.
+
+SHELL := /bin/bash
+
+# Arguments for the demo, as in: make demo DEMO_ARGS='--once'
+DEMO_ARGS ?=
+# How often, and which benchmarks.
+BENCH ?= .
+BENCH_COUNT ?= 1
+# How long each fuzz target runs.
+FUZZTIME ?= 10s
+export FUZZTIME
+
+.PHONY: help test test-short lint vet tidy-check fuzz bench demo
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -e 's/:.*##/:/' | while IFS=: read -r target text; do printf 'make %-11s%s\n' "$$target" "$$text"; done
+
+test: ## everything: lint, tests against real clusters under the race detector, fuzzing, the demo once
+	@scripts/test
+
+test-short: ## the tests that need no PostgreSQL server and no C compiler
+	@for module in $$(scripts/modules); do (cd "$$module" && GOWORK=off go test -short -timeout 20m ./...) || exit 1; done
+
+lint: ## gofmt, go mod tidy, go vet, staticcheck
+	@scripts/lint
+
+vet: ## go vet alone
+	@for module in $$(scripts/modules); do (cd "$$module" && GOWORK=off go vet ./...) || exit 1; done
+
+tidy-check: ## whether go.mod and go.sum of each module say what its source imports
+	@for module in $$(scripts/modules); do (cd "$$module" && GOWORK=off go mod tidy -diff) || exit 1; done
+
+fuzz: ## each fuzz target for FUZZTIME (10s)
+	@scripts/fuzz
+
+bench: ## benchmarks (BENCH=regexp BENCH_COUNT=n)
+	@bin=$$(scripts/postgres-bin) && for module in $$(scripts/modules); do (cd "$$module" && \
+		PGSPLIT_PG_BIN=$$bin GOWORK=off go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(BENCH_COUNT) -timeout 60m ./...) || exit 1; done
+
+demo: ## a primary and two replicas on this machine, and pgsplit between them (DEMO_ARGS=...)
+	@if [ ! -d cmd/pgsplit ]; then echo 'make demo: this checkout has no cmd/pgsplit' >&2; exit 1; fi
+	@bin=$$(scripts/postgres-bin) && PGSPLIT_PG_BIN=$$bin GOWORK=off go run ./cmd/pgsplit demo $(DEMO_ARGS)

@@ -1,0 +1,144 @@
+package pgsplit_test
+
+import (
+	"context"
+	"database/sql"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/pgsplit/pgsplit"
+	"github.com/pgsplit/pgsplit/pgsplittest"
+)
+
+// What a statement may allocate over what it allocates with raw pgx.
+const (
+	allowedAllocations = 2
+	allowedBytes       = 200
+)
+
+// duel is the same statement by raw pgx and by pgsplit, on the same server over its unix socket, so that as little as
+// possible of the time is anything else.
+type duel struct {
+	name         string
+	raw, pgsplit func() error
+}
+
+// duels starts a cluster and warms everything up.
+func duels(t testing.TB) []duel {
+	t.Helper()
+	cluster := pgsplittest.Start(t)
+	ctx := patient(t)
+	primary, replica := cluster.Primary.SocketURI(), cluster.Replicas[0].SocketURI()
+	rawPrimary, rawReplica, db := openRaw(t, primary), openRaw(t, replica), open(t, primary+" "+replica)
+	floor := pgsplit.WithLSN(ctx, commitLSN(t, ctx, db))
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	one := func(ctx context.Context, db *sql.DB) func() error {
+		var n int
+		return func() error { return db.QueryRowContext(ctx, "select 1").Scan(&n) }
+	}
+	return []duel{
+		{"unhinted", one(ctx, rawPrimary), one(ctx, db)},
+		{"read-only", one(ctx, rawReplica), one(pgsplit.ReadOnly(ctx), db)},
+		{"floor-known", one(ctx, rawReplica), one(pgsplit.ReadOnly(floor, pgsplit.ReplicaOnly()), db)},
+	}
+}
+
+// allocations is what one run of the statement allocates: the least of several rounds, since others allocate as well.
+func allocations(t testing.TB, statement func() error) (count, bytes float64) {
+	t.Helper()
+	const runs = 200
+	round := func() (count, bytes float64) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range runs {
+			if err := statement(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		return float64(after.Mallocs-before.Mallocs) / runs, float64(after.TotalAlloc-before.TotalAlloc) / runs
+	}
+	round() // connections, caches, pools
+	count, bytes = round()
+	for range 4 {
+		c, b := round()
+		count, bytes = min(count, c), min(bytes, b)
+	}
+	return count, bytes
+}
+
+func TestAStatementAllocatesHardlyMoreThanRawPgx(t *testing.T) {
+	for _, d := range duels(t) {
+		count, bytes := allocations(t, d.raw)
+		c, b := allocations(t, d.pgsplit)
+		t.Logf("%s: %.1f allocations and %.0f bytes over raw pgx's %.1f and %.0f", d.name, c-count, b-bytes, count, bytes)
+		// Half an allocation is what the rounds may differ by.
+		if c > count+allowedAllocations+0.5 || b > bytes+allowedBytes {
+			t.Errorf("%s: %.1f allocations and %.0f bytes a statement, raw pgx has %.1f and %.0f", d.name, c, b, count, bytes)
+		}
+	}
+}
+
+// timed is how long one run takes.
+func timed(b *testing.B, statement func() error) time.Duration {
+	b.Helper()
+	start := time.Now()
+	if err := statement(); err != nil {
+		b.Fatal(err)
+	}
+	return time.Since(start)
+}
+
+// median is what a run takes when nothing comes in between.
+func median(took []time.Duration) float64 {
+	slices.Sort(took)
+	return float64(took[len(took)/2])
+}
+
+// BenchmarkStatement times a statement by both drivers in turn, one run of each, so that whatever else the machine does
+// hits both alike. Each sub-benchmark reports the runs of one of them; its ns/op is their median.
+//
+//	make bench BENCH=Statement BENCH_COUNT=10 >new.txt; benchstat -col /impl new.txt
+func BenchmarkStatement(b *testing.B) {
+	for _, d := range duels(b) {
+		for _, impl := range []string{"raw", "pgsplit"} {
+			b.Run("case="+d.name+"/impl="+impl, func(b *testing.B) {
+				mine, other := d.raw, d.pgsplit
+				if impl == "pgsplit" {
+					mine, other = other, mine
+				}
+				var took []time.Duration
+				for b.Loop() {
+					timed(b, other)
+					took = append(took, timed(b, mine))
+				}
+				count, bytes := allocations(b, mine)
+				b.ReportMetric(median(took), "ns/op")
+				b.ReportMetric(count, "allocs/op")
+				b.ReportMetric(bytes, "B/op")
+			})
+		}
+	}
+}
+
+// BenchmarkPair times both in one loop, each as often first as second, and reports how much longer pgsplit takes, as
+// the ratio of the medians.
+func BenchmarkPair(b *testing.B) {
+	for _, d := range duels(b) {
+		b.Run("case="+d.name, func(b *testing.B) {
+			var raw, split []time.Duration
+			for b.Loop() {
+				raw = append(raw, timed(b, d.raw))
+				split = append(split, timed(b, d.pgsplit), timed(b, d.pgsplit))
+				raw = append(raw, timed(b, d.raw))
+			}
+			b.ReportMetric(median(split)/median(raw), "pgsplit/raw")
+		})
+	}
+}

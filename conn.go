@@ -1,0 +1,198 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"runtime/debug"
+)
+
+// Conn is the shell: the driver.Conn that sql.DB holds. It connects to nothing until a statement needs a server; from
+// then on, until sql.DB takes the shell back, it holds at most one lease, a physical connection that it alone uses.
+// sql.DB lets one goroutine at a time use a shell.
+type Conn struct {
+	connector *Connector
+	lease     lease
+	views     []view // scratch of the routing
+	closed    bool
+}
+
+// The optional interfaces of pgx's own connection, and Validator, by which sql.DB says that it takes the shell back.
+var (
+	_ driver.Pinger             = (*Conn)(nil)
+	_ driver.ExecerContext      = (*Conn)(nil)
+	_ driver.QueryerContext     = (*Conn)(nil)
+	_ driver.ConnPrepareContext = (*Conn)(nil)
+	_ driver.ConnBeginTx        = (*Conn)(nil)
+	_ driver.SessionResetter    = (*Conn)(nil)
+	_ driver.NamedValueChecker  = (*Conn)(nil)
+	_ driver.Validator          = (*Conn)(nil)
+)
+
+// ExecContext implements driver.ExecerContext on the server that ctx asks for.
+func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (result driver.Result, err error) {
+	defer c.contain(&err)
+	err = c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+		if err := p.forget(ctx, query); err != nil {
+			return err
+		}
+		result, err = p.std.ExecContext(ctx, query, args)
+		return err
+	})
+	return result, err
+}
+
+// QueryContext implements driver.QueryerContext on the server that ctx asks for. The rows are pgx's own.
+func (c *Conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (rows driver.Rows, err error) {
+	defer c.contain(&err)
+	err = c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+		if err := p.forget(ctx, query); err != nil {
+			return err
+		}
+		rows, err = p.std.QueryContext(ctx, query, args)
+		return err
+	})
+	return rows, err
+}
+
+// Prepare implements driver.Conn.
+func (c *Conn) Prepare(query string) (driver.Stmt, error) {
+	return c.PrepareContext(context.Background(), query)
+}
+
+// PrepareContext implements driver.ConnPrepareContext: the server that ctx asks for parses the statement.
+func (c *Conn) PrepareContext(ctx context.Context, query string) (s driver.Stmt, err error) {
+	defer c.contain(&err)
+	err = c.run(ctx, work{}, func(p *physical, _ bool) error {
+		if p.closed() {
+			return driver.ErrBadConn
+		}
+		params, err := p.prepare(ctx, query)
+		if err != nil {
+			return err
+		}
+		stmt := &Stmt{conn: c, query: query, params: params}
+		if !p.id.pooled {
+			stmt.parsedOn = p
+		}
+		s = stmt
+		return nil
+	})
+	return s, err
+}
+
+// Begin implements driver.Conn.
+func (c *Conn) Begin() (driver.Tx, error) {
+	return c.BeginTx(context.Background(), driver.TxOptions{})
+}
+
+// BeginTx implements driver.ConnBeginTx: ctx and opts decide for the whole transaction.
+func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx, err error) {
+	defer c.contain(&err)
+	w := work{begin: true, isolation: sql.IsolationLevel(opts.Isolation), readOnly: opts.ReadOnly}
+	err = c.run(ctx, w, func(p *physical, readOnly bool) (err error) {
+		if c.lease.wrapped {
+			// The floor was checked inside this transaction, so it is the one that the caller gets.
+			c.lease.wrapped = false
+			t = &openTx{ctx: ctx, p: p}
+			return nil
+		}
+		opts.ReadOnly = opts.ReadOnly || readOnly
+		t, err = p.std.BeginTx(ctx, opts)
+		return err
+	})
+	return t, err
+}
+
+// Ping implements driver.Pinger: it asks the server that ctx leads to for a sign of life. Under ReadOnly any server
+// that may serve the read will do.
+func (c *Conn) Ping(ctx context.Context) (err error) {
+	defer c.contain(&err)
+	if e := errandOf(ctx); e != nil {
+		return e.do(ctx, c)
+	}
+	return c.run(ctx, work{}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
+}
+
+// CheckNamedValue implements driver.NamedValueChecker: pgx takes every value, and its own kinds of first argument.
+func (c *Conn) CheckNamedValue(*driver.NamedValue) error { return nil }
+
+// IsValid implements driver.Validator. sql.DB calls it when it takes the shell back: that ends the lease. The shell
+// stays good whatever became of the physical connection.
+func (c *Conn) IsValid() bool {
+	c.release()
+	return !c.closed
+}
+
+// ResetSession implements driver.SessionResetter. The lease has ended by then, unless a wrapper hides IsValid.
+func (c *Conn) ResetSession(context.Context) error {
+	c.release()
+	if c.closed {
+		return driver.ErrBadConn
+	}
+	return nil
+}
+
+// Close implements driver.Conn.
+func (c *Conn) Close() error {
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.release()
+	c.connector.shellClosed()
+	return nil
+}
+
+// contain turns a panic into an error: one that escaped from here would leak sql.DB's connection for ever (F21). What
+// state it left the physical connection in nobody knows, so it is closed.
+func (c *Conn) contain(err *error) {
+	if cause := recover(); cause != nil {
+		if c.lease.p != nil {
+			_ = c.lease.p.std.Close() // it is of no more use
+		}
+		*err = fmt.Errorf("pgsplit: panic: %v\n%s", cause, debug.Stack())
+	}
+}
+
+// work is what a call of database/sql asks of its server besides the context.
+type work struct {
+	begin     bool
+	isolation sql.IsolationLevel
+	readOnly  bool // TxOptions.ReadOnly
+}
+
+// run leads one call to its server. Where pgx says that nothing was sent because the connection was dead, and nothing
+// depended on this very connection, the call goes to another one.
+func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly bool) error) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		readOnly, err := c.take(ctx, w)
+		if err != nil {
+			return err
+		}
+		p := c.lease.p
+		again := !c.lease.used && p.leases > 1 // nothing depends on this connection, and it was not opened just now
+		c.lease.used = true
+		p.server.stats.statements.Add(1)
+		err = call(p, readOnly)
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, driver.ErrBadConn) {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if again {
+				c.release()
+				continue
+			}
+			return err
+		}
+		return c.explain(err, readOnly)
+	}
+}

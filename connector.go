@@ -1,0 +1,121 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Connector is one configured cluster: a driver.Connector for sql.OpenDB. It starts nothing before its first use, and
+// nothing keeps running once the last connection that it handed out is closed.
+type Connector struct {
+	config   *Config
+	driver   *Driver
+	primary  *server
+	replicas []*server
+
+	instances instances
+	samples   samples
+	shells    atomic.Int64  // open shells
+	turn      atomic.Uint64 // counts routed reads
+	reasons   [reasonCount]atomic.Uint64
+
+	closeOnce sync.Once
+	closed    atomic.Bool
+
+	lifeOf func(*server, identity) life // identity's life; another one only in tests of what positions are kept by
+}
+
+// NewConnector checks the config and returns a Connector for it. It copies the config, opens nothing and starts
+// nothing. Errors wrap ErrConfig.
+func NewConnector(config *Config) (*Connector, error) {
+	config, err := config.prepared()
+	if err != nil {
+		return nil, err
+	}
+	c := &Connector{config: config, lifeOf: func(_ *server, id identity) life { return id.life }}
+	c.driver = &Driver{connector: c}
+	c.samples.asking = make(chan struct{}, 1)
+	c.primary = newServer(c, rolePrimary, addressesOf(config.Primary)[0].String(), Replica{Pool: config.Primary})
+	for _, r := range config.Replicas {
+		c.replicas = append(c.replicas, newServer(c, roleReplica, r.name(), r))
+	}
+	return c, nil
+}
+
+// OpenDB opens a sql.DB on the config, without a DSN. Like sql.OpenDB it does not connect.
+func OpenDB(config *Config) (*sql.DB, error) {
+	c, err := NewConnector(config)
+	if err != nil {
+		return nil, err
+	}
+	return sql.OpenDB(c), nil
+}
+
+var errClosed = errors.New("pgsplit: the connector is closed")
+
+// Connect returns a new shell: it connects to no server yet, that comes with the first statement.
+func (c *Connector) Connect(context.Context) (driver.Conn, error) {
+	if c.closed.Load() {
+		return nil, errClosed
+	}
+	c.shells.Add(1)
+	c.primary.fill()
+	for _, s := range c.replicas {
+		s.fill()
+	}
+	return &Conn{connector: c}, nil
+}
+
+// Driver returns the driver of this connector.
+func (c *Connector) Driver() driver.Driver { return c.driver }
+
+// Close closes all connections that are not in use and makes the others close when they are given back. It waits for
+// none of them. sql.DB's Close calls it.
+func (c *Connector) Close() error {
+	c.closeOnce.Do(func() {
+		c.closed.Store(true)
+		c.primary.close()
+		for _, s := range c.replicas {
+			s.close()
+		}
+	})
+	return nil
+}
+
+// shellClosed retires what the closed shell's place kept.
+func (c *Connector) shellClosed() {
+	c.shells.Add(-1)
+	c.primary.trim()
+	for _, s := range c.replicas {
+		s.trim()
+	}
+}
+
+// askAgain is how long a replica that was behind when it was last asked is passed by for others that were not.
+const askAgain = 10 * time.Millisecond
+
+// look fills the views of the replicas for one decision.
+func (c *Connector) look(views []view, floor LSN) []view {
+	var now time.Time
+	if floor != 0 {
+		now = time.Now()
+	}
+	views = views[:0]
+	for _, s := range c.replicas {
+		v := view{
+			label:    s.label,
+			weight:   s.weight,
+			inUse:    int(s.inUse.Load()),
+			position: LSN(s.position.Load()),
+			down:     s.health.shuns(time.Now),
+		}
+		v.unasked = floor != 0 && v.position < floor && now.Sub(time.Unix(0, s.asked.Load())) > askAgain
+		views = append(views, v)
+	}
+	return views
+}

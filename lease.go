@@ -1,0 +1,399 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// lease is the physical connection that a shell holds from its first need until sql.DB takes the shell back.
+type lease struct {
+	p       *physical
+	held    bool // for statements that may write: the session's state is the caller's, and stays with the shell
+	wrapped bool // inside a READ ONLY transaction of our own, which the driver ends
+	hinted  bool // the caller's transaction is read only because its context said so
+	used    bool // a call ran on it before
+	floor   LSN  // proven when the statement or the transaction began
+}
+
+// inCallersTx tells whether a transaction that is not our own is open on the lease.
+func (l *lease) inCallersTx() bool { return l.p.inTx() && !l.wrapped }
+
+// take makes the lease the one that the call is to run on, and tells whether it must not write.
+func (c *Conn) take(ctx context.Context, w work) (readOnly bool, err error) {
+	if c.closed {
+		return false, driver.ErrBadConn
+	}
+	h := hintOf(ctx)
+	r := c.connector.request(h, w)
+	l := &c.lease
+	if l.p == nil {
+		return r.readOnly, c.acquire(ctx, &r, h, w)
+	}
+	switch {
+	case l.p.closed():
+		if l.held || l.inCallersTx() {
+			return false, driver.ErrBadConn // what the caller built up in the session is gone
+		}
+	case l.p.conn().IsBusy():
+		c.decided(ctx, ReasonInTx, l.floor)
+		return false, errRowsOpen
+	case l.inCallersTx():
+		c.decided(ctx, ReasonInTx, l.floor)
+		return !l.held || l.hinted, c.recheck(ctx, h)
+	case l.held:
+		if err := c.unwrap(ctx); err != nil {
+			return false, err
+		}
+		l.hinted = w.begin && r.readOnly
+		if !r.readOnly {
+			c.decided(ctx, next(&r, nil, progress{}).reason, 0)
+			return false, nil
+		}
+		c.decided(ctx, ReasonHeld, h.Floor)
+		if w.begin {
+			return true, nil
+		}
+		return true, c.wrap(ctx, l.p, "begin read only")
+	case r.readOnly && l.p.server.replica():
+		// One after the other on a held connection stay together while the replica can serve them.
+		if err := c.unwrap(ctx); err != nil {
+			return false, err
+		}
+		c.connector.floors(ctx, &r, h)
+		reason, err := c.prove(ctx, l.p, &r, w, 0)
+		if err != nil || reason != ReasonReplicasBehind {
+			if err == nil {
+				c.decided(ctx, reason, r.floor)
+			}
+			return true, err
+		}
+	}
+	c.release()
+	return r.readOnly, c.acquire(ctx, &r, h, w)
+}
+
+// request is what the hint and the call ask of the routing; floors adds what the read must see.
+func (c *Connector) request(h *Hint, w work) request {
+	return request{
+		readOnly:    h.ReadOnly || w.readOnly && c.config.Tx == TxReadOnly && !h.Primary,
+		primary:     h.Primary,
+		replicaOnly: h.ReplicaOnly,
+		isolation:   w.isolation == sql.LevelSerializable,
+		prefer:      h.Prefer,
+		failStale:   c.config.OnStale == StaleError,
+		roundRobin:  c.config.Balance == RoundRobin,
+	}
+}
+
+// acquire leases a connection for the call, replica after replica and then the primary, as next says. On an error the
+// shell holds none.
+func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
+	co := c.connector
+	if r.readOnly {
+		r.turn = co.turn.Add(1)
+		co.floors(ctx, r, h)
+		c.views = co.look(c.views, r.floor)
+	}
+	var (
+		p        progress
+		failures error // of the replicas that did not let the read in
+	)
+	budget := co.waitBudget(ctx, h)
+	r.mayWait = budget > 0
+	for {
+		s := next(r, c.views, p)
+		switch {
+		case s.target == toNowhere:
+			c.decided(ctx, s.reason, r.floor)
+			return nowhere(s.reason, failures)
+		case s.target == toPrimary:
+			err := c.acquirePrimary(ctx, r, w)
+			if err == nil {
+				c.decided(ctx, s.reason, r.floor)
+				return nil
+			}
+			if r.floor > r.hard && errors.Is(err, ErrNoPrimary) {
+				// Replicas may lag more while no primary answers, but never behind what the caller has seen.
+				r.floor, r.failStale, r.replicaOnly = r.hard, true, true
+				p.tried, p.behind, p.waited = p.tried&^p.behind, 0, true
+				failures = errors.Join(failures, err)
+				continue
+			}
+			c.decided(ctx, ReasonNoPrimary, r.floor)
+			if p.behind != 0 {
+				err = fmt.Errorf("%w: %w", ErrNoFreshReplica, err)
+			}
+			return errors.Join(err, failures)
+		}
+		wait := time.Duration(0)
+		if s.wait {
+			p.waited, wait = true, budget
+		} else {
+			p.tried = p.tried.with(s.target)
+		}
+		reason, err := c.acquireReplica(ctx, co.replicas[s.target], r, w, wait)
+		switch {
+		case err == nil && reason != ReasonReplicasBehind:
+			c.decided(ctx, reason, r.floor)
+			return nil
+		case err == nil:
+			p.behind = p.behind.with(s.target)
+			c.views[s.target].position = LSN(co.replicas[s.target].position.Load())
+		case ctx.Err() != nil:
+			return contextError(ctx, err)
+		default:
+			failures = errors.Join(failures, err)
+		}
+	}
+}
+
+// acquirePrimary leases a connection to the primary. A server in recovery at the primary's address has to prove a floor
+// like any replica.
+func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
+	s, a := c.connector.primary, readWrite
+	if r.readOnly {
+		a = readOnly
+	}
+	p, err := s.lease(ctx, a, 0)
+	if err != nil {
+		if ctx.Err() != nil {
+			return contextError(ctx, err) // a caller who left says nothing about the server
+		}
+		s.stats.failures.Add(1)
+		return noPrimary(err)
+	}
+	s.health.succeeded()
+	c.lease = lease{p: p, held: !r.readOnly, floor: r.floor}
+	if !r.readOnly {
+		return nil
+	}
+	if p.id.inRecovery && r.floor != 0 {
+		reason, err := c.prove(ctx, p, r, w, 0)
+		if err == nil && reason == ReasonReplicasBehind {
+			err = fmt.Errorf("%w: %s is in recovery and not proven to have replayed %s", ErrNoFreshReplica, s, r.floor)
+		}
+		return c.orRelease(err)
+	}
+	return c.orRelease(c.enforce(ctx, p, w))
+}
+
+// acquireReplica leases a connection to the replica and proves the floor on it, waiting for the floor if wait says so.
+// ReasonReplicasBehind means that it is not proven. The shell holds no lease then, nor after an error.
+func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work, wait time.Duration) (Reason, error) {
+	if !s.health.enter(time.Now) {
+		return 0, errShunned
+	}
+	patience, whole := c.connector.patience(ctx)
+	p, err := s.lease(ctx, readOnly, patience)
+	if s.tried(ctx, err, whole); err != nil {
+		return 0, err
+	}
+	c.lease = lease{p: p}
+	asking := ctx
+	if !p.enforced() || r.floor != 0 && !p.knows(r.floor) {
+		// It has to answer first, and a connection that is still good says nothing about who is behind it.
+		var cancel context.CancelFunc
+		asking, cancel = within(ctx, patience+wait)
+		defer cancel()
+	}
+	reason, err := c.prove(asking, p, r, w, wait)
+	if err != nil || reason == ReasonReplicasBehind {
+		if err == nil {
+			s.stats.refusals.Add(1)
+		} else if ctx.Err() == nil && asking.Err() != nil {
+			s.tried(ctx, err, whole)
+		}
+		c.release()
+	}
+	return reason, err
+}
+
+// tried takes note of how an attempt ended that had patience, and whether that was all of replica_timeout. What the
+// caller's deadline or our own bound on connections ended says nothing about the server.
+func (s *server) tried(ctx context.Context, err error, whole bool) {
+	switch {
+	case err == nil:
+		s.health.succeeded()
+	case ctx.Err() != nil, isBusy(err), errors.Is(err, context.DeadlineExceeded) && !whole:
+		s.health.abandoned()
+	default:
+		s.stats.failures.Add(1)
+		s.health.failed(time.Now())
+	}
+}
+
+// errRowsOpen stands for pgx's own error, which says that nothing was sent and so would become driver.ErrBadConn: sql.DB
+// would close a connection that is fine.
+var errRowsOpen = errors.New("pgsplit: conn busy: the rows of an earlier query are still open")
+
+// errShunned is a replica that another caller is just trying again.
+var errShunned = errors.New("pgsplit: the replica is down")
+
+// patience is how long a replica may take to let the read in, and whether that is all of replica_timeout.
+func (c *Connector) patience(ctx context.Context) (time.Duration, bool) {
+	if deadline, ok := ctx.Deadline(); ok {
+		if half := time.Until(deadline) / 2; half < c.config.ReplicaTimeout {
+			return max(half, 1), false
+		}
+	}
+	return c.config.ReplicaTimeout, true
+}
+
+// waitBudget is how long the read may wait for its floor in total.
+func (c *Connector) waitBudget(ctx context.Context, h *Hint) time.Duration {
+	budget := c.config.MaxWait
+	if h.HasMaxWait {
+		budget = h.MaxWait
+	}
+	if budget == 0 {
+		return 0
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		budget = min(budget, time.Until(deadline)/2)
+	}
+	return max(budget, 0)
+}
+
+// prove makes sure that what is read on p next sees the floor, and cannot write. It gives the reason to use p, or
+// ReasonReplicasBehind.
+func (c *Conn) prove(ctx context.Context, p *physical, r *request, w work, wait time.Duration) (Reason, error) {
+	c.lease.floor = r.floor
+	switch {
+	case r.floor == 0:
+		return ReasonReplica, c.enforce(ctx, p, w)
+	case r.floor == unproven:
+		return ReasonReplicasBehind, nil
+	case !p.remembers():
+		return c.proveInTx(ctx, p, r, w, wait)
+	}
+	if p.knows(r.floor) {
+		return ReasonFloorKnown, c.enforce(ctx, p, w)
+	}
+	reached, reason, err := p.reachesOrHas(ctx, r.floor, wait)
+	if err != nil {
+		return 0, err
+	}
+	if !reached {
+		return ReasonReplicasBehind, nil
+	}
+	return reason, c.enforce(ctx, p, w)
+}
+
+// proveInTx checks and reads in one READ COMMITTED transaction: behind a pooler two statements in a row may reach two
+// servers (F9). A transaction that takes one snapshot for all its statements cannot be proven this way (F4).
+func (c *Conn) proveInTx(ctx context.Context, p *physical, r *request, w work, wait time.Duration) (Reason, error) {
+	begin := "begin isolation level read committed read only"
+	if w.begin {
+		switch w.isolation {
+		case sql.LevelDefault:
+			begin = "begin read only"
+		case sql.LevelReadUncommitted, sql.LevelReadCommitted:
+		default:
+			return ReasonReplicasBehind, nil
+		}
+	}
+	if err := c.wrap(ctx, p, begin); err != nil {
+		return 0, err
+	}
+	reached, reason, err := p.reachesOrHas(ctx, r.floor, wait)
+	if err == nil && reached {
+		reached, err = p.readCommitted(ctx, w)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if !reached {
+		return ReasonReplicasBehind, c.unwrap(ctx)
+	}
+	return reason, nil
+}
+
+// enforce makes sure that an autocommit statement on p cannot write. A transaction that begins sees to that itself.
+func (c *Conn) enforce(ctx context.Context, p *physical, w work) error {
+	if w.begin || p.enforced() {
+		return nil
+	}
+	return c.wrap(ctx, p, "begin read only")
+}
+
+// wrap begins a READ ONLY transaction around the next statement.
+func (c *Conn) wrap(ctx context.Context, p *physical, begin string) error {
+	if err := p.command(ctx, begin); err != nil {
+		return err
+	}
+	c.lease.wrapped = true
+	return nil
+}
+
+// unwrap ends it.
+func (c *Conn) unwrap(ctx context.Context) error {
+	if !c.lease.wrapped {
+		return nil
+	}
+	c.lease.wrapped = false
+	return c.lease.p.command(ctx, "commit")
+}
+
+// recheck proves a floor that is above the one proven when the caller's transaction began. Only under READ COMMITTED
+// will the next statement take a new snapshot (F4).
+func (c *Conn) recheck(ctx context.Context, h *Hint) error {
+	p := c.lease.p
+	if c.lease.held || !p.server.replica() || h.Floor <= c.lease.floor || p.conn().TxStatus() != 'T' {
+		return nil
+	}
+	reached, _, err := p.reachesOrHas(ctx, h.Floor, 0)
+	if err == nil && reached {
+		reached, err = p.readCommitted(ctx, work{begin: true})
+	}
+	if err != nil {
+		return err
+	}
+	if !reached {
+		return fmt.Errorf("%w: the transaction on %s is not proven to see %s", ErrNoFreshReplica, p.server, h.Floor)
+	}
+	c.lease.floor = h.Floor
+	return nil
+}
+
+// release ends the lease, if there is one.
+func (c *Conn) release() {
+	p := c.lease.p
+	if p == nil {
+		return
+	}
+	if c.lease.wrapped && !p.closed() && !p.conn().IsBusy() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		_ = c.unwrap(ctx) // a transaction that stays open closes the connection
+		cancel()
+	}
+	c.lease = lease{}
+	p.server.giveBack(p)
+}
+
+func (c *Conn) orRelease(err error) error {
+	if err != nil {
+		c.release()
+	}
+	return err
+}
+
+// decided counts where the call goes and tells OnDecision.
+func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
+	c.connector.reasons[r].Add(1)
+	hook := c.connector.config.OnDecision
+	if hook == nil {
+		return
+	}
+	d := Decision{Reason: r, Floor: floor}
+	if p := c.lease.p; p != nil {
+		d.Server, d.Role = p.server.name, string(p.server.stats.role)
+		if p.inst != nil {
+			d.Position = LSN(p.inst.position.Load())
+		}
+	}
+	hook(ctx, d)
+}

@@ -1,0 +1,207 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// unproven is a floor that no server has: what had to be proven could not be asked.
+const unproven = ^LSN(0)
+
+// CommitLSN returns a position that covers every commit that returned before the call, on whichever connection and with
+// whatever synchronous_commit. Reads with it as their floor (WithLSN) see those commits. It asks the primary: one round
+// trip, two if something was not flushed yet.
+//
+// db may be any sql.DB over this driver, behind wrappers too.
+func CommitLSN(ctx context.Context, db *sql.DB) (LSN, error) {
+	var lsn LSN
+	e := &errand{do: func(ctx context.Context, c *Conn) error {
+		return c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+			lsn, err = p.covering(ctx)
+			return err
+		})
+	}}
+	if err := e.send(Primary(ctx), db.PingContext); err != nil {
+		return 0, err
+	}
+	return lsn, nil
+}
+
+// floors adds to the request what the read has to see: what the caller has seen, and what the bounds on staleness ask.
+// It tells whether the request has a floor at all.
+func (c *Connector) floors(ctx context.Context, r *request, h *Hint) {
+	r.hard = h.Floor
+	if h.MaxStaleness > 0 {
+		r.hard = max(r.hard, c.positionBefore(ctx, h.MaxStaleness))
+	}
+	r.floor = r.hard
+	if len(c.replicas) == 0 {
+		return
+	}
+	if c.config.MaxLag > 0 {
+		if lsn := c.positionBefore(ctx, c.config.MaxLag); lsn != unproven {
+			r.floor = max(r.floor, lsn)
+		}
+	}
+	if bytes := LSN(c.config.MaxLagBytes); bytes > 0 {
+		if lsn := c.positionBefore(ctx, lagBytesSample); lsn != unproven && lsn > bytes {
+			r.floor = max(r.floor, lsn-bytes)
+		}
+	}
+}
+
+// lagBytesSample is how old the primary's position may be that replica_max_lag_bytes counts from.
+const lagBytesSample = time.Second
+
+// samples remembers where the primary was when. An instance that has replayed the position of a sample lags no more
+// than the sample's age, by this process's clock alone (F11).
+type samples struct {
+	asking chan struct{} // full while one caller asks the primary
+
+	mu   sync.Mutex
+	ring [64]sample // guarded by mu
+	last int        // index of the newest; guarded by mu
+}
+
+type sample struct {
+	at  time.Time // before the primary was asked
+	lsn LSN
+}
+
+func (s *samples) add(v sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = (s.last + 1) % len(s.ring)
+	s.ring[s.last] = v
+}
+
+// within finds the oldest sample that is no older than age, and how old the newest one is.
+func (s *samples) within(now time.Time, age time.Duration) (oldest sample, newest time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range len(s.ring) {
+		v := s.ring[(s.last+len(s.ring)-i)%len(s.ring)]
+		if v.lsn == 0 || now.Sub(v.at) > age {
+			break
+		}
+		oldest = v
+	}
+	return oldest, now.Sub(s.ring[s.last].at)
+}
+
+// positionBefore is a position that whoever has replayed it lags age at most. It asks the primary only when the newest
+// sample is older than a quarter of age, one caller at a time, so that replicas get time to reach a sample before it is
+// needed. It is unproven if the primary does not answer.
+func (c *Connector) positionBefore(ctx context.Context, age time.Duration) LSN {
+	oldest, newest := c.samples.within(time.Now(), age)
+	if oldest.lsn != 0 {
+		if newest <= age/4 {
+			return oldest.lsn
+		}
+		select {
+		case c.samples.asking <- struct{}{}:
+		default:
+			return oldest.lsn
+		}
+	} else {
+		// Whoever asks may be waiting for a hook that now waits here itself.
+		patience, _ := c.patience(ctx)
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		select {
+		case c.samples.asking <- struct{}{}:
+		case <-timer.C:
+			return unproven
+		case <-ctx.Done():
+			return unproven
+		}
+		if oldest, _ = c.samples.within(time.Now(), age); oldest.lsn != 0 {
+			<-c.samples.asking
+			return oldest.lsn
+		}
+	}
+	defer func() { <-c.samples.asking }()
+	asked, err := c.samplePrimary(ctx)
+	switch {
+	case oldest.lsn != 0:
+		return oldest.lsn
+	case err != nil:
+		return unproven
+	}
+	return asked.lsn
+}
+
+func (c *Connector) samplePrimary(ctx context.Context) (sample, error) {
+	if !c.primary.health.enter(time.Now) {
+		return sample{}, errShunned
+	}
+	patience, whole := c.patience(ctx)
+	p, err := c.primary.lease(ctx, readWrite, patience)
+	if c.primary.tried(ctx, err, whole); err != nil {
+		return sample{}, err
+	}
+	defer c.primary.giveBack(p)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	v := sample{at: time.Now()}
+	if v.lsn, err = p.covering(ctx); err == nil {
+		c.samples.add(v)
+	}
+	return v, err
+}
+
+// errand is something that the driver does with a shell of its own: sql.DB's Ping carries it there through every
+// wrapper that passes the context on.
+type errand struct {
+	do  func(context.Context, *Conn) error
+	ran bool
+}
+
+type errandKey struct{}
+
+func errandOf(ctx context.Context) *errand {
+	e, _ := ctx.Value(errandKey{}).(*errand)
+	return e
+}
+
+var errNotOurs = errors.New("pgsplit: this is not a connection of this driver, or a wrapper hides its Pinger")
+
+func (e *errand) send(ctx context.Context, ping func(context.Context) error) error {
+	do := e.do
+	e.do = func(ctx context.Context, c *Conn) error {
+		e.ran = true
+		return do(ctx, c)
+	}
+	if err := ping(context.WithValue(ctx, errandKey{}, e)); err != nil {
+		return err
+	}
+	if !e.ran {
+		return errNotOurs
+	}
+	return nil
+}
+
+// FromDB returns the Connector behind a sql.DB that was opened with this driver, wrapped or not.
+func FromDB(db *sql.DB) (*Connector, error) {
+	if d, ok := db.Driver().(*Driver); ok && d.connector != nil {
+		return d.connector, nil
+	}
+	var found *Connector
+	e := &errand{do: func(_ context.Context, c *Conn) error {
+		found = c.connector
+		return nil
+	}}
+	ctx, cancel := context.WithTimeout(context.Background(), findTimeout)
+	defer cancel()
+	if err := e.send(ctx, db.PingContext); err != nil {
+		return nil, fmt.Errorf("pgsplit: no connector found behind %T: %w", db.Driver(), err)
+	}
+	return found, nil
+}
+
+// findTimeout bounds how long FromDB waits for one of the sql.DB's connections when all are in use.
+const findTimeout = 5 * time.Second

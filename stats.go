@@ -1,0 +1,79 @@
+package pgsplit
+
+import "sync/atomic"
+
+// role is what a server was configured as.
+type role string
+
+const (
+	rolePrimary role = "primary"
+	roleReplica role = "replica"
+)
+
+// serverStats are the counters of one server. They only grow.
+type serverStats struct {
+	role       role
+	statements atomic.Uint64
+	checks     atomic.Uint64
+	refusals   atomic.Uint64
+	setbacks   atomic.Uint64
+	opened     atomic.Uint64
+	failures   atomic.Uint64
+}
+
+// Stats is what a Connector has done so far. All counters only grow.
+type Stats struct {
+	// Reasons counts the decisions, by Reason.String.
+	Reasons map[string]uint64
+	// Servers has the primary first, then the replicas in the order of the configuration.
+	Servers []ServerStats
+}
+
+// ServerStats is what happened at one server.
+type ServerStats struct {
+	Name       string // the configured name, or the address
+	Role       string // "primary" or "replica", as configured
+	Statements uint64 // statements and transactions that ran there
+	Checks     uint64 // times the replay position was asked for
+	Refusals   uint64 // times a read went on because the floor was not proven there
+	Setbacks   uint64 // times a position was below the one seen before: a restart, or another instance at the address
+	Opened     uint64 // connections opened
+	Failures   uint64 // leases that the server did not let in
+	Position   LSN    // replay position last seen there; zero on the primary
+	Down       bool   // not let in lately: left alone until the next try
+	Open       int    // connections open now, idle ones included
+	InUse      int    // connections leased now
+}
+
+// Stats tells what happened so far. It is cheap and never waits for a server.
+func (c *Connector) Stats() Stats {
+	stats := Stats{Reasons: make(map[string]uint64, reasonCount)}
+	for r := range reasonCount {
+		stats.Reasons[r.String()] = c.reasons[r].Load()
+	}
+	stats.Servers = append(stats.Servers, c.primary.report())
+	for _, s := range c.replicas {
+		stats.Servers = append(stats.Servers, s.report())
+	}
+	return stats
+}
+
+func (s *server) report() ServerStats {
+	s.mu.Lock()
+	open := s.total
+	s.mu.Unlock()
+	return ServerStats{
+		Name:       s.name,
+		Role:       string(s.stats.role),
+		Statements: s.stats.statements.Load(),
+		Checks:     s.stats.checks.Load(),
+		Refusals:   s.stats.refusals.Load(),
+		Setbacks:   s.stats.setbacks.Load(),
+		Opened:     s.stats.opened.Load(),
+		Failures:   s.stats.failures.Load(),
+		Position:   LSN(s.position.Load()),
+		Down:       s.health.down.Load(),
+		Open:       open,
+		InUse:      int(s.inUse.Load()),
+	}
+}

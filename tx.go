@@ -1,0 +1,42 @@
+package pgsplit
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// openTx is a transaction that the driver began itself, because it had to check a floor inside it. All others are
+// pgx's own. Like pgx's, it ends under the context that it began with, and an end that fails closes the connection.
+type openTx struct {
+	ctx    context.Context
+	p      *physical
+	closed bool
+}
+
+// Commit implements driver.Tx.
+func (t *openTx) Commit() error {
+	tag, err := t.end("commit")
+	if err == nil && tag == "ROLLBACK" {
+		return pgx.ErrTxCommitRollback
+	}
+	return err
+}
+
+// Rollback implements driver.Tx.
+func (t *openTx) Rollback() error {
+	_, err := t.end("rollback")
+	return err
+}
+
+func (t *openTx) end(command string) (tag string, err error) {
+	if t.closed {
+		return "", pgx.ErrTxClosed
+	}
+	t.closed = true
+	commandTag, err := t.p.pg.Exec(t.ctx, command, pgx.QueryExecModeSimpleProtocol)
+	if err != nil && t.p.inTx() {
+		_ = t.p.pg.Close(t.ctx) // the first error tells more
+	}
+	return commandTag.String(), err
+}
