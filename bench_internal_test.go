@@ -45,7 +45,7 @@ func leasing(t testing.TB, c *Connector, ctx context.Context) (once, giveBack fu
 	t.Cleanup(func() { _ = shell.Close() })
 	conn := shell.(*Conn)
 	take := func() {
-		if _, err := conn.take(ctx, work{}); err != nil {
+		if _, err := conn.take(ctx, hintOf(ctx), work{}); err != nil {
 			panic(err)
 		}
 	}

@@ -65,7 +65,7 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext: the server that ctx asks for parses the statement.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (s driver.Stmt, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{}, func(p *physical, _ bool) error {
+	err = c.run(ctx, work{harmless: true}, func(p *physical, _ bool) error {
 		if p.closed() {
 			return driver.ErrBadConn
 		}
@@ -101,6 +101,11 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx,
 		}
 		opts.ReadOnly = opts.ReadOnly || readOnly
 		t, err = p.std.BeginTx(ctx, opts)
+		if err == nil && !readOnly {
+			c.lease.inTx = true
+			t = &tx{Tx: t, conn: c, ctx: ctx}
+			err = c.noteWrite(hintOf(ctx).scope)
+		}
 		return err
 	})
 	return t, err
@@ -113,7 +118,7 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	if e := errandOf(ctx); e != nil {
 		return e.do(ctx, c)
 	}
-	return c.run(ctx, work{}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
+	return c.run(ctx, work{harmless: true}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
 }
 
 // CheckNamedValue implements driver.NamedValueChecker: pgx takes every value, and its own kinds of first argument.
@@ -162,6 +167,7 @@ type work struct {
 	begin     bool
 	isolation sql.IsolationLevel
 	readOnly  bool // TxOptions.ReadOnly
+	harmless  bool // it cannot write, whatever the context says
 }
 
 // run leads one call to its server. Where pgx says that nothing was sent because the connection was dead, and nothing
@@ -171,7 +177,11 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		readOnly, err := c.take(ctx, w)
+		h := hintOf(ctx)
+		readOnly, err := c.take(ctx, h, w)
+		if err == nil && h.scope != nil && !readOnly && !w.begin && !w.harmless {
+			err = c.noteWrite(h.scope)
+		}
 		if err != nil {
 			return err
 		}

@@ -18,11 +18,15 @@ type Connector struct {
 	primary  *server
 	replicas []*server
 
-	instances instances
-	samples   samples
-	shells    atomic.Int64  // open shells
-	turn      atomic.Uint64 // counts routed reads
-	reasons   [reasonCount]atomic.Uint64
+	system        atomic.Uint64 // system_identifier of the primary's cluster, zero until it was reached
+	captures      atomic.Uint64 // times that the primary was asked where a session's writes ended
+	foreignTokens atomic.Uint64 // tokens that say nothing about the cluster
+	lostTokens    atomic.Uint64 // tokens whose position the primary never had, or lost
+	instances     instances
+	samples       samples
+	shells        atomic.Int64  // open shells
+	turn          atomic.Uint64 // counts routed reads
+	reasons       [reasonCount]atomic.Uint64
 
 	closeOnce sync.Once
 	closed    atomic.Bool
@@ -100,8 +104,10 @@ func (c *Connector) shellClosed() {
 const askAgain = 10 * time.Millisecond
 
 // look fills the views of the replicas for one decision.
-func (c *Connector) look(views []view, floor LSN) []view {
+func (c *Connector) look(views []view, r *request) []view {
 	var now time.Time
+	stays := c.lastRead(r)
+	floor := r.floor
 	if floor != 0 {
 		now = time.Now()
 	}
@@ -113,6 +119,7 @@ func (c *Connector) look(views []view, floor LSN) []view {
 			inUse:    int(s.inUse.Load()),
 			position: LSN(s.position.Load()),
 			down:     s.health.shuns(time.Now),
+			stays:    s == stays,
 		}
 		v.unasked = floor != 0 && v.position < floor && now.Sub(time.Unix(0, s.asked.Load())) > askAgain
 		views = append(views, v)

@@ -22,6 +22,8 @@ type Hint struct {
 	Prefer string
 	// ReplicaOnly forbids the primary as a fallback.
 	ReplicaOnly bool
+
+	scope *scope // the sessions around the context
 }
 
 type hintKey struct{}

@@ -471,7 +471,7 @@ func (p panicker) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDat
 func TestAPanicOfAValuerBecomesAnErrorAndLeaksNothing(t *testing.T) {
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
-	db := open(t, with(cluster.DSN(), "pool_max_conns=1"))
+	db := open(t, with(patiently(cluster), "pool_max_conns=1"))
 	db.SetMaxOpenConns(1)
 	for _, hint := range []context.Context{ctx, pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly())} {
 		for range 3 {
@@ -587,7 +587,8 @@ func TestAHookMayUseTheSameDB(t *testing.T) {
 				}
 				defer inside.Store(0)
 				calls.Add(1)
-				ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+				// A hook of the one who asks the primary for its position waits for that itself: half of its deadline.
+				ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
 				defer cancel()
 				for _, ctx := range []context.Context{ctx, pgsplit.ReadOnly(ctx), pgsplit.ReadOnly(ctx, pgsplit.MaxStaleness(time.Minute))} {
 					if _, err := db.ExecContext(ctx, "select 1"); err != nil && name != "BeforeClose" {

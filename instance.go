@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,9 @@ type life struct {
 // exchanged server starts with nothing known.
 type instance struct {
 	life     life
+	hash     uint32        // of life, never 0: for sessions and their tokens
 	position atomic.Uint64 // highest replay position read under this life
+	timeline atomic.Uint32 // highest timeline that it is known to follow
 	refs     int           // connections to it; guarded by instances.mu
 }
 
@@ -38,8 +41,24 @@ func (i *instance) reached(lsn LSN) {
 	}
 }
 
+// follows remembers a timeline that a connection of this life learnt of.
+func (i *instance) follows(timeline uint32) {
+	for {
+		known := i.timeline.Load()
+		if timeline <= known || i.timeline.CompareAndSwap(known, timeline) {
+			return
+		}
+	}
+}
+
 // has tells whether a position read under this life covers the floor.
 func (i *instance) has(floor LSN) bool { return LSN(i.position.Load()) >= floor }
+
+func (l life) hash() uint32 {
+	h := fnv.New32a()
+	fmt.Fprintf(h, "%q %q %d %d", l.system, l.address, l.started, l.statsReset)
+	return max(h.Sum32(), 1)
+}
 
 // instances are the lives that a connector has connections to.
 type instances struct {
@@ -55,7 +74,7 @@ func (s *instances) join(l life) *instance {
 		if s.known == nil {
 			s.known = make(map[life]*instance)
 		}
-		i = &instance{life: l}
+		i = &instance{life: l, hash: l.hash()}
 		s.known[l] = i
 	}
 	i.refs++
@@ -73,6 +92,7 @@ func (s *instances) leave(i *instance) {
 // identity is what a physical connection learns once, right after it was opened.
 type identity struct {
 	life       life
+	system     uint64 // system_identifier, zero if it was not told
 	inRecovery bool
 	readOnly   bool   // default_transaction_read_only is on
 	version    int    // server_version_num
@@ -92,14 +112,18 @@ const identityQuery = `select pg_catalog.pg_is_in_recovery()::text,
  coalesce(pg_catalog.host(pg_catalog.inet_server_addr()) || ' ' || pg_catalog.inet_server_port(), ''),
  (extract(epoch from pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint::text,
  coalesce((select (extract(epoch from stats_reset) * 1000000)::bigint from pg_catalog.pg_stat_bgwriter), 0)::text,
- case when pg_catalog.pg_is_in_recovery() then
-  (select greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)::text
-   from pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r
-   left join pg_catalog.pg_stat_wal_receiver w on true)
- else ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint::text end,
+ ` + timelineExpression + `,
  pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_block_size'))::text,
  pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::text,
  case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text end`
+
+// timelineExpression is the timeline that a primary writes, or that a standby follows as far as the role may see it: what
+// the control file says lags until the next restartpoint (F10).
+const timelineExpression = `case when pg_catalog.pg_is_in_recovery() then
+  (select greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)::text
+   from pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r
+   left join pg_catalog.pg_stat_wal_receiver w on true)
+ else ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint::text end`
 
 // identify asks the server behind a new connection who it is: one round trip.
 func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
@@ -117,6 +141,7 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
 	id.version = int(row.number())
 	id.pooled = uint32(row.number()) != conn.PID()
 	id.life.system = row.text()
+	id.system, _ = strconv.ParseUint(id.life.system, 10, 64)
 	id.life.address = row.text()
 	id.life.started = row.number()
 	id.life.statsReset = row.number()

@@ -47,7 +47,9 @@ func with(dsn string, parameters ...string) string {
 }
 
 // patiently is the cluster's DSN for tests that want the replicas to serve on a slow machine as well.
-func patiently(cluster *pgsplittest.Cluster) string { return with(cluster.DSN(), "replica_timeout=20s") }
+func patiently(cluster *pgsplittest.Cluster) string {
+	return with(cluster.DSN(), "replica_timeout=20s")
+}
 
 func connectorOf(t testing.TB, db *sql.DB) *pgsplit.Connector {
 	t.Helper()

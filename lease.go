@@ -16,18 +16,22 @@ type lease struct {
 	wrapped bool // inside a READ ONLY transaction of our own, which the driver ends
 	hinted  bool // the caller's transaction is read only because its context said so
 	used    bool // a call ran on it before
+	inTx    bool // inside a transaction of BeginTx that may write
 	floor   LSN  // proven when the statement or the transaction began
+
+	writers []writer // sessions on whose behalf it may have written
+	readers *scope   // sessions on whose behalf it reads
+	system  uint64   // their cluster
 }
 
 // inCallersTx tells whether a transaction that is not our own is open on the lease.
 func (l *lease) inCallersTx() bool { return l.p.inTx() && !l.wrapped }
 
 // take makes the lease the one that the call is to run on, and tells whether it must not write.
-func (c *Conn) take(ctx context.Context, w work) (readOnly bool, err error) {
+func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err error) {
 	if c.closed {
 		return false, driver.ErrBadConn
 	}
-	h := hintOf(ctx)
 	r := c.connector.request(h, w)
 	l := &c.lease
 	if l.p == nil {
@@ -54,6 +58,11 @@ func (c *Conn) take(ctx context.Context, w work) (readOnly bool, err error) {
 			return false, nil
 		}
 		c.decided(ctx, ReasonHeld, h.Floor)
+		if h.scope != nil {
+			c.endReads()
+			r.scope, r.system = h.scope, l.p.id.system
+			c.noteRead(&r)
+		}
 		if w.begin {
 			return true, nil
 		}
@@ -63,11 +72,16 @@ func (c *Conn) take(ctx context.Context, w work) (readOnly bool, err error) {
 		if err := c.unwrap(ctx); err != nil {
 			return false, err
 		}
+		c.endReads()
 		c.connector.floors(ctx, &r, h)
+		if r.pinned {
+			break
+		}
 		reason, err := c.prove(ctx, l.p, &r, w, 0)
 		if err != nil || reason != ReasonReplicasBehind {
 			if err == nil {
 				c.decided(ctx, reason, r.floor)
+				c.noteRead(&r)
 			}
 			return true, err
 		}
@@ -96,7 +110,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 	if r.readOnly {
 		r.turn = co.turn.Add(1)
 		co.floors(ctx, r, h)
-		c.views = co.look(c.views, r.floor)
+		c.views = co.look(c.views, r)
 	}
 	var (
 		p        progress
@@ -114,6 +128,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 			err := c.acquirePrimary(ctx, r, w)
 			if err == nil {
 				c.decided(ctx, s.reason, r.floor)
+				c.noteRead(r)
 				return nil
 			}
 			if r.floor > r.hard && errors.Is(err, ErrNoPrimary) {
@@ -124,7 +139,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 				continue
 			}
 			c.decided(ctx, ReasonNoPrimary, r.floor)
-			if p.behind != 0 {
+			if p.behind != 0 || r.pinned {
 				err = fmt.Errorf("%w: %w", ErrNoFreshReplica, err)
 			}
 			return errors.Join(err, failures)
@@ -139,6 +154,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 		switch {
 		case err == nil && reason != ReasonReplicasBehind:
 			c.decided(ctx, reason, r.floor)
+			c.noteRead(r)
 			return nil
 		case err == nil:
 			p.behind = p.behind.with(s.target)
@@ -261,19 +277,23 @@ func (c *Connector) waitBudget(ctx context.Context, h *Hint) time.Duration {
 // prove makes sure that what is read on p next sees the floor, and cannot write. It gives the reason to use p, or
 // ReasonReplicasBehind.
 func (c *Conn) prove(ctx context.Context, p *physical, r *request, w work, wait time.Duration) (Reason, error) {
-	c.lease.floor = r.floor
+	floor, err := c.connector.floorOn(ctx, r, p)
+	if err != nil {
+		return 0, err
+	}
+	c.lease.floor = floor
 	switch {
-	case r.floor == 0:
+	case floor == 0:
 		return ReasonReplica, c.enforce(ctx, p, w)
-	case r.floor == unproven:
+	case floor == unproven:
 		return ReasonReplicasBehind, nil
 	case !p.remembers():
 		return c.proveInTx(ctx, p, r, w, wait)
 	}
-	if p.knows(r.floor) {
+	if p.knows(floor) {
 		return ReasonFloorKnown, c.enforce(ctx, p, w)
 	}
-	reached, reason, err := p.reachesOrHas(ctx, r.floor, wait)
+	reached, reason, err := p.reachesOrHas(ctx, floor, wait)
 	if err != nil {
 		return 0, err
 	}
@@ -299,9 +319,12 @@ func (c *Conn) proveInTx(ctx context.Context, p *physical, r *request, w work, w
 	if err := c.wrap(ctx, p, begin); err != nil {
 		return 0, err
 	}
-	reached, reason, err := p.reachesOrHas(ctx, r.floor, wait)
+	reached, reason, err := p.reachesOrHas(ctx, c.lease.floor, wait)
 	if err == nil && reached {
 		reached, err = p.readCommitted(ctx, w)
+	}
+	if err == nil && reached && r.timeline != 0 {
+		reached, err = p.onTimeline(ctx, r.timeline)
 	}
 	if err != nil {
 		return 0, err
@@ -370,6 +393,8 @@ func (c *Conn) release() {
 		_ = c.unwrap(ctx) // a transaction that stays open closes the connection
 		cancel()
 	}
+	c.endReads()
+	c.lease.settleWrites()
 	c.lease = lease{}
 	p.server.giveBack(p)
 }

@@ -20,7 +20,7 @@ const unproven = ^LSN(0)
 func CommitLSN(ctx context.Context, db *sql.DB) (LSN, error) {
 	var lsn LSN
 	e := &errand{do: func(ctx context.Context, c *Conn) error {
-		return c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+		return c.run(ctx, work{harmless: true}, func(p *physical, _ bool) (err error) {
 			lsn, err = p.covering(ctx)
 			return err
 		})
@@ -32,13 +32,12 @@ func CommitLSN(ctx context.Context, db *sql.DB) (LSN, error) {
 }
 
 // floors adds to the request what the read has to see: what the caller has seen, and what the bounds on staleness ask.
-// It tells whether the request has a floor at all.
 func (c *Connector) floors(ctx context.Context, r *request, h *Hint) {
-	r.hard = h.Floor
+	r.join(floor{lsn: h.Floor})
+	c.keep(ctx, r, h.scope)
 	if h.MaxStaleness > 0 {
-		r.hard = max(r.hard, c.positionBefore(ctx, h.MaxStaleness))
+		r.join(floor{lsn: c.positionBefore(ctx, h.MaxStaleness)})
 	}
-	r.floor = r.hard
 	if len(c.replicas) == 0 {
 		return
 	}
@@ -68,8 +67,15 @@ type samples struct {
 }
 
 type sample struct {
-	at  time.Time // before the primary was asked
-	lsn LSN
+	at time.Time // before the primary was asked
+	floor
+}
+
+// newest is the latest sample, or the zero one.
+func (s *samples) newest() sample {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ring[s.last]
 }
 
 func (s *samples) add(v sample) {
@@ -136,22 +142,24 @@ func (c *Connector) positionBefore(ctx context.Context, age time.Duration) LSN {
 }
 
 func (c *Connector) samplePrimary(ctx context.Context) (sample, error) {
-	if !c.primary.health.enter(time.Now) {
-		return sample{}, errShunned
-	}
-	patience, whole := c.patience(ctx)
-	p, err := c.primary.lease(ctx, readWrite, patience)
-	if c.primary.tried(ctx, err, whole); err != nil {
-		return sample{}, err
-	}
-	defer c.primary.giveBack(p)
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	v := sample{at: time.Now()}
-	if v.lsn, err = p.covering(ctx); err == nil {
-		c.samples.add(v)
-	}
+	var v sample
+	err := c.askPrimary(ctx, func(ctx context.Context, p *physical) (err error) {
+		v, err = p.sample(ctx)
+		return err
+	})
 	return v, err
+}
+
+// sample notes where the primary is now.
+func (p *physical) sample(ctx context.Context) (sample, error) {
+	v := sample{at: time.Now()}
+	lsn, err := p.covering(ctx)
+	if err != nil {
+		return v, err
+	}
+	v.floor = floor{p.id.timeline, lsn}
+	p.server.connector.samples.add(v)
+	return v, nil
 }
 
 // errand is something that the driver does with a shell of its own: sql.DB's Ping carries it there through every

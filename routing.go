@@ -19,6 +19,9 @@ const (
 	ReasonInTx
 	// ReasonHeld: an unhinted statement ran on the held connection before, so its state is there.
 	ReasonHeld
+	// ReasonSession: the primary, because a write of the session may not be visible on any replica yet, or because it is
+	// pinned.
+	ReasonSession
 	// ReasonReplica: a replica, and no floor was asked for.
 	ReasonReplica
 	// ReasonFloorKnown: a replica whose remembered position covers the floor.
@@ -50,6 +53,7 @@ var reasonNames = [reasonCount]string{
 	ReasonPrimary:        "primary_hint",
 	ReasonInTx:           "in_tx",
 	ReasonHeld:           "held",
+	ReasonSession:        "session",
 	ReasonReplica:        "replica",
 	ReasonFloorKnown:     "floor_known",
 	ReasonFloorChecked:   "floor_checked",
@@ -95,6 +99,10 @@ type request struct {
 	isolation   bool   // an isolation that no standby gives (F12)
 	floor       LSN    // the least position the read must see; 0: none
 	hard        LSN    // the part of it that holds even while no primary answers
+	pinned      bool   // only the primary will do for the session
+	timeline    uint32 // the timeline of the floor; 0: any
+	scope       *scope // the sessions around the read
+	system      uint64 // their cluster
 	prefer      string // label of the replicas to try first
 	mayWait     bool   // there is time to wait for a replica
 	failStale   bool   // replica_on_stale=error
@@ -108,6 +116,7 @@ type view struct {
 	weight   int
 	inUse    int  // leases out
 	position LSN  // last one seen, of whichever instance: a guess for the order, never a proof (F9)
+	stays    bool // the session read there last
 	unasked  bool // not asked lately: it may be further by now
 	down     bool
 }
@@ -143,6 +152,8 @@ func next(r *request, replicas []view, p progress) step {
 		return fallback(r, ReasonIsolation, ReasonNoReplica)
 	case len(replicas) == 0:
 		return fallback(r, ReasonNoReplicas, ReasonNoReplica)
+	case r.pinned:
+		return fallback(r, ReasonSession, ReasonNoFreshReplica)
 	}
 	if i := choose(r, replicas, p.tried); i >= 0 {
 		return step{target: i}
@@ -201,7 +212,8 @@ func choose(r *request, replicas []view, tried serverSet) int {
 }
 
 // compare is above 0 if a is to be tried before b: the preferred label first, then one that was last seen at the floor,
-// or may be there by now, then the one that came further, then the one with the fewer leases for its weight.
+// or may be there by now, then the one that came further, then the one that the session
+// read last, then the one with the fewer leases for its weight.
 func compare(r *request, a, b *view) int {
 	if r.prefer != "" {
 		if order := cmp.Compare(truth(a.label == r.prefer), truth(b.label == r.prefer)); order != 0 {
@@ -212,6 +224,9 @@ func compare(r *request, a, b *view) int {
 		if order := cmp.Compare(a.reach(r.floor), b.reach(r.floor)); order != 0 {
 			return order
 		}
+	}
+	if order := cmp.Compare(truth(a.stays), truth(b.stays)); order != 0 {
+		return order
 	}
 	if r.roundRobin {
 		return 0

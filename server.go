@@ -30,7 +30,8 @@ type server struct {
 	health    health
 
 	position atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
-	asked    atomic.Int64  // when, in nanoseconds since 1970
+	instance atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
+	asked    atomic.Int64  // when the position was seen, in nanoseconds since 1970
 	inUse    atomic.Int32  // leases out
 
 	slots chan struct{} // one per lease, if pool_max_conns bounds them
@@ -495,7 +496,12 @@ func (p *physical) introduce(ctx context.Context) error {
 	// A primary that does not answer the question still serves what asks for no floor.
 	if err == nil {
 		p.id = id
+		if !id.inRecovery && !p.server.replica() && id.system != 0 {
+			p.server.connector.system.Store(id.system)
+		}
 		p.inst = p.server.connector.instances.join(p.server.connector.lifeOf(p.server, id))
+		p.inst.follows(id.timeline)
+		p.server.instance.Store(p.hash())
 		if id.inRecovery {
 			p.saw(id.position)
 		}

@@ -25,6 +25,12 @@ type serverStats struct {
 type Stats struct {
 	// Reasons counts the decisions, by Reason.String.
 	Reasons map[string]uint64
+	// Captures counts how often the primary was asked where the writes of a session ended.
+	Captures uint64
+	// LostTokens counts tokens with a position that the primary never had, or lost in a failover.
+	LostTokens uint64
+	// ForeignTokens counts tokens that say nothing about this cluster.
+	ForeignTokens uint64
 	// Servers has the primary first, then the replicas in the order of the configuration.
 	Servers []ServerStats
 }
@@ -47,7 +53,12 @@ type ServerStats struct {
 
 // Stats tells what happened so far. It is cheap and never waits for a server.
 func (c *Connector) Stats() Stats {
-	stats := Stats{Reasons: make(map[string]uint64, reasonCount)}
+	stats := Stats{
+		Reasons:       make(map[string]uint64, reasonCount),
+		Captures:      c.captures.Load(),
+		LostTokens:    c.lostTokens.Load(),
+		ForeignTokens: c.foreignTokens.Load(),
+	}
 	for r := range reasonCount {
 		stats.Reasons[r.String()] = c.reasons[r].Load()
 	}

@@ -198,8 +198,8 @@ func TestAStatementPinsNoContext(t *testing.T) {
 	}
 }
 
-// serverStatements is how many statements the connection's server keeps for it under the name that database/sql's
-// statements get, this question left out.
+// serverStatements is how many statements the connection's server keeps for it under the name that pgx gives to
+// database/sql's statements; its own cache has other names.
 const serverStatements = "select count(*)::text from pg_prepared_statements where name like 'stmt\\_%'"
 
 func TestClosingOneCopyOfAStatementLeavesTheOthers(t *testing.T) {
@@ -222,7 +222,7 @@ func TestClosingOneCopyOfAStatementLeavesTheOthers(t *testing.T) {
 			t.Errorf("%s %v", got, err)
 		}
 	}
-	const mine = "select count(*)::text from pg_prepared_statements where statement = " + "'select current_setting(''cluster_name'')'"
+	const mine = serverStatements + " and statement = 'select current_setting(''cluster_name'')'"
 	if got := text(t, ctx, db, mine); got != "1" {
 		t.Errorf("the server has %s copies of the open statement", got)
 	}

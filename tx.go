@@ -2,6 +2,7 @@ package pgsplit
 
 import (
 	"context"
+	"database/sql/driver"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -39,4 +40,27 @@ func (t *openTx) end(command string) (tag string, err error) {
 		_ = t.p.pg.Close(t.ctx) // the first error tells more
 	}
 	return commandTag.String(), err
+}
+
+// tx is a transaction that may write. Where sessions are around it, its commit tells where it ended.
+type tx struct {
+	driver.Tx
+	conn *Conn
+	ctx  context.Context
+}
+
+// Commit implements driver.Tx.
+func (t *tx) Commit() error {
+	l := &t.conn.lease
+	if len(l.writers) > 0 && l.p != nil && !l.p.closed() && l.p.conn().TxStatus() == 'T' {
+		return t.conn.commitFor(t.ctx)
+	}
+	l.endTx()
+	return t.Tx.Commit()
+}
+
+// Rollback implements driver.Tx: the sessions have nothing to see of it.
+func (t *tx) Rollback() error {
+	t.conn.lease.endTx()
+	return t.Tx.Rollback()
 }

@@ -1,0 +1,395 @@
+package pgsplit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file asks the primary where the writes of sessions ended.
+
+// writer is a session on whose behalf a lease may write, and its mark.
+type writer struct {
+	session *Session
+	mark    *mark
+	inTx    bool // only in the transaction that is open
+}
+
+// noteWrite has the sessions around a statement note, before it is sent on the held lease, that it may write. The
+// primary must not be one that a failover, which the caller has seen, has put aside.
+func (c *Conn) noteWrite(sc *scope) error {
+	l := &c.lease
+	for ; sc != nil; sc = sc.outer {
+		if slices.ContainsFunc(l.writers, func(w writer) bool { return w.session == sc.session }) {
+			continue
+		}
+		if l.p.id.timeline != 0 && sc.session.timeline(c.connector, l.p.id.system) > l.p.id.timeline {
+			return fmt.Errorf("%w: %s: %w", ErrNoPrimary, l.p.server, errPutAside)
+		}
+		state := markOpen
+		if l.inTx {
+			state = markInTx
+		}
+		l.writers = append(l.writers, writer{sc.session, sc.session.open(l.p, state), l.inTx})
+	}
+	return nil
+}
+
+var errPutAside = errors.New("the caller has seen a later timeline than this server's")
+
+// endTx forgets what the sessions noted for a transaction that does not commit.
+func (l *lease) endTx() {
+	l.inTx = false
+	l.writers = slices.DeleteFunc(l.writers, func(w writer) bool {
+		if w.inTx {
+			w.session.drop(w.mark)
+		}
+		return w.inTx
+	})
+}
+
+// settleWrites tells the sessions how the lease's connection was left.
+func (l *lease) settleWrites() {
+	for _, w := range l.writers {
+		w.session.settle(w.mark, l.p.closed())
+	}
+	l.writers = nil
+}
+
+// askPrimary runs one question on a connection to the primary of its own, for no longer than a replica may take to let a
+// read in.
+func (c *Connector) askPrimary(ctx context.Context, ask func(context.Context, *physical) error) error {
+	if !c.primary.health.enter(time.Now) {
+		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
+	}
+	patience, whole := c.patience(ctx)
+	p, err := c.primary.lease(ctx, readWrite, patience)
+	if c.primary.tried(ctx, err, whole); err != nil {
+		return noPrimary(err)
+	}
+	defer c.primary.giveBack(p)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return ask(ctx, p)
+}
+
+// cluster is the system identifier of the connector's cluster, zero if no server could be asked for it.
+func (c *Connector) cluster(ctx context.Context) uint64 {
+	if known := c.system.Load(); known != 0 {
+		return known
+	}
+	if err := c.askPrimary(ctx, func(context.Context, *physical) error { return nil }); err != nil {
+		for _, s := range c.replicas {
+			patience, whole := c.patience(ctx)
+			if !s.health.enter(time.Now) {
+				continue
+			}
+			p, err := s.lease(ctx, readOnly, patience)
+			if s.tried(ctx, err, whole); err == nil {
+				defer s.giveBack(p)
+				return p.id.system
+			}
+		}
+	}
+	return c.system.Load()
+}
+
+// capture raises the session's floor to a position that covers its writes, all in one round trip; two if some were
+// asynchronous, or if the outcome of one is unknown. Writes that may still commit stay pending.
+func (c *Connector) capture(ctx context.Context, s *Session, system uint64) error {
+	return c.askPrimary(ctx, func(ctx context.Context, p *physical) error {
+		marks, pids := s.pending(c, system)
+		if p.id.system != system {
+			return fmt.Errorf("%w: %s belongs to another cluster than before", ErrNoPrimary, p.server)
+		}
+		alive, err := p.alive(ctx, pids)
+		if err != nil {
+			return err
+		}
+		v, err := p.sample(ctx)
+		if err != nil {
+			return err
+		}
+		s.covered(c, &p.id, v.floor, marks, alive)
+		c.captures.Add(1)
+		return nil
+	})
+}
+
+// alive tells which of the backends still run: what they were doing when their connection was lost may yet commit (F2).
+func (p *physical) alive(ctx context.Context, pids []uint32) ([]uint32, error) {
+	if len(pids) == 0 {
+		return nil, nil
+	}
+	texts := make([]string, len(pids))
+	for i, pid := range pids {
+		texts[i] = strconv.FormatUint(uint64(pid), 10)
+	}
+	values, err := p.simpleRow(ctx, "select coalesce(string_agg(pid::text, ','), '') from pg_catalog.pg_stat_activity"+
+		" where pid in ("+strings.Join(texts, ",")+")")
+	if err != nil {
+		return nil, err
+	}
+	var alive []uint32
+	for _, text := range strings.Split(values[0], ",") {
+		if pid, err := strconv.ParseUint(text, 10, 32); err == nil {
+			alive = append(alive, uint32(pid))
+		}
+	}
+	return alive, nil
+}
+
+// whereIs is where the primary is: the newest sample if it suffices for the claim, or a fresh one.
+func (c *Connector) whereIs(ctx context.Context, claim floor) (floor, error) {
+	if newest := c.samples.newest(); newest.lsn >= claim.lsn &&
+		(claim.timeline == 0 || claim.timeline == newest.timeline) {
+		return newest.floor, nil
+	}
+	v, err := c.samplePrimary(ctx)
+	return v.floor, err
+}
+
+// keep adds to the request what the sessions around it have written and seen. It may ask the primary.
+func (c *Connector) keep(ctx context.Context, r *request, sc *scope) {
+	if sc == nil {
+		return
+	}
+	r.scope = sc
+	if r.system = c.cluster(ctx); r.system == 0 {
+		r.join(floor{lsn: unproven})
+		return
+	}
+	for ; sc != nil; sc = sc.outer {
+		s := sc.session
+		n := s.reads(c, r.system, time.Now())
+		if n.unasked && !n.primary {
+			if c.capture(ctx, s, r.system) == nil {
+				n = s.reads(c, r.system, time.Now())
+			}
+			if n.unasked {
+				n.primary = true // some may still commit, or nobody could be asked
+			}
+		}
+		if n.claimed && !n.primary {
+			if primary, err := c.whereIs(ctx, n.floor); err == nil {
+				if !s.judge(c, r.system, primary) {
+					c.lostTokens.Add(1)
+					n.primary = true
+				}
+				n.floor = s.reads(c, r.system, time.Now()).floor
+				if n.floor.timeline > primary.timeline {
+					r.replicaOnly, r.failStale = true, true // this primary is behind a failover that the caller has seen
+				}
+			}
+		}
+		r.pinned = r.pinned || n.primary
+		r.join(n.floor)
+	}
+}
+
+// join raises what the request has to see, whether a primary answers or not.
+func (r *request) join(f floor) {
+	r.timeline = max(r.timeline, f.timeline)
+	r.hard = max(r.hard, f.lsn)
+	r.floor = max(r.floor, f.lsn)
+}
+
+// floorOn is the floor of the request on p. It is unproven if p is no instance that can prove it, and higher if the
+// sessions have read elsewhere: then it has to have what the primary had after those reads ended.
+func (c *Connector) floorOn(ctx context.Context, r *request, p *physical) (LSN, error) {
+	if r.scope == nil || r.floor == unproven {
+		return r.floor, nil
+	}
+	if !p.id.pooled && p.id.system != r.system {
+		return unproven, nil
+	}
+	if r.timeline != 0 && p.remembers() {
+		follows, err := p.onTimeline(ctx, r.timeline)
+		if err != nil || !follows {
+			return unproven, err
+		}
+	}
+	var last time.Time
+	stays := true
+	for sc := r.scope; sc != nil; sc = sc.outer {
+		free, ended, seen := sc.session.free(c, r.system, p.hash())
+		stays = stays && free
+		last = later(last, ended)
+		r.join(seen)
+	}
+	if stays {
+		return r.floor, nil
+	}
+	seen, err := c.seen(ctx, r.scope, r.system, last)
+	if err != nil {
+		return unproven, ctx.Err() // it cannot be told without the primary
+	}
+	return max(r.floor, seen.lsn), nil
+}
+
+// onTimeline tells whether the instance behind p follows the timeline. What an instance was not known to follow is asked
+// anew: a standby goes over to a new timeline under its connections.
+func (p *physical) onTimeline(ctx context.Context, timeline uint32) (bool, error) {
+	if p.remembers() && p.inst.timeline.Load() >= timeline {
+		return p.inst.timeline.Load() == timeline, nil
+	}
+	values, err := p.simpleRow(ctx, "select "+timelineExpression)
+	if err != nil {
+		return false, err
+	}
+	now, err := strconv.ParseUint(values[0], 10, 32)
+	if err != nil {
+		return false, nil
+	}
+	if p.remembers() {
+		p.inst.follows(uint32(now))
+	}
+	return uint32(now) == timeline, nil
+}
+
+// seen raises the seen floors of the sessions to where the primary was after the given time.
+func (c *Connector) seen(ctx context.Context, sc *scope, system uint64, after time.Time) (floor, error) {
+	v := c.samples.newest()
+	if !v.at.After(after) {
+		var err error
+		if v, err = c.samplePrimary(ctx); err != nil {
+			return floor{}, err
+		}
+	}
+	for ; sc != nil; sc = sc.outer {
+		sc.session.saw(c, system, v.floor, v.at)
+	}
+	return v.floor, nil
+}
+
+// hash tells the instance behind p from others, for sessions; zero if it cannot be told.
+func (p *physical) hash() uint32 {
+	if !p.remembers() {
+		return 0
+	}
+	return p.inst.hash
+}
+
+// noteRead has the sessions note the read that begins on the lease.
+func (c *Conn) noteRead(r *request) {
+	for sc := r.scope; sc != nil; sc = sc.outer {
+		sc.session.beginRead(c.connector, r.system, c.lease.p.hash(), c.lease.p.server)
+	}
+	c.lease.readers, c.lease.system = r.scope, r.system
+}
+
+// endReads has them note its end. Where the primary served it, its position is taken right away: what the read saw is
+// then something that a replica can prove.
+func (c *Conn) endReads() {
+	l := &c.lease
+	if l.readers == nil {
+		return
+	}
+	for sc := l.readers; sc != nil; sc = sc.outer {
+		sc.session.endRead(c.connector, l.system, l.p.hash())
+	}
+	if !l.p.server.replica() && !l.p.closed() && !l.p.inTx() && !l.p.conn().IsBusy() && !l.p.id.inRecovery {
+		ctx, cancel := context.WithTimeout(context.Background(), c.connector.config.ReplicaTimeout)
+		defer cancel()
+		if v, err := l.p.sample(ctx); err == nil {
+			for sc := l.readers; sc != nil; sc = sc.outer {
+				sc.session.saw(c.connector, l.system, v.floor, v.at)
+			}
+		}
+	}
+	l.readers = nil
+}
+
+// commitSQL commits and tells, in one message: whether anything was written, and with which synchronous_commit, while
+// that can still be told; then the positions, as a statement after the commit (F1).
+const commitSQL = `select pg_catalog.pg_current_xact_id_if_assigned() is not null, pg_catalog.current_setting('synchronous_commit');
+commit; select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()`
+
+// commitOutcome is what is known after commitSQL.
+type commitOutcome struct {
+	committed  bool // the COMMIT tag has arrived
+	rolledBack bool // the ROLLBACK tag has
+	wrote      bool
+	at         LSN // zero: not told
+}
+
+// commit sends commitSQL. The outcome holds whatever the error is.
+func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
+	var o commitOutcome
+	var async bool
+	results := p.conn().Exec(ctx, commitSQL)
+	for results.NextResult() {
+		result := results.ResultReader().Read()
+		switch tag := result.CommandTag.String(); {
+		case result.Err != nil:
+		case tag == "COMMIT":
+			o.committed = true
+		case tag == "ROLLBACK":
+			o.rolledBack = true
+		case o.committed:
+			o.at = p.commitPosition(result, async)
+		case len(result.Rows) == 1:
+			o.wrote = string(result.Rows[0][0]) == "t"
+			async = string(result.Rows[0][1]) == "off"
+		}
+	}
+	return o, results.Close()
+}
+
+// commitPosition is the flush position after a synchronous commit, and the insert position after an asynchronous one,
+// which the flush position does not cover (F2).
+func (p *physical) commitPosition(result *pgconn.Result, async bool) LSN {
+	if len(result.Rows) != 1 {
+		return 0
+	}
+	flush, errFlush := ParseLSN(string(result.Rows[0][0]))
+	insert, errInsert := ParseLSN(string(result.Rows[0][1]))
+	switch {
+	case errFlush != nil || errInsert != nil:
+		return 0
+	case async:
+		return p.id.wal.replayable(insert)
+	}
+	return flush
+}
+
+// commitFor commits the transaction on the lease and tells the sessions where it ended.
+func (c *Conn) commitFor(ctx context.Context) error {
+	l := &c.lease
+	p := l.p
+	for _, w := range l.writers {
+		w.session.committing(w.mark)
+	}
+	o, err := p.commit(ctx)
+	l.inTx = false
+	failed := o.rolledBack || err != nil && !p.closed()
+	l.writers = slices.DeleteFunc(l.writers, func(w writer) bool {
+		switch {
+		case o.committed && o.at != 0 && o.wrote:
+			w.session.committed(c.connector, p.id.system, floor{p.id.timeline, o.at})
+		case !w.inTx, o.committed && o.at == 0, !o.committed && !failed:
+			// Earlier statements on this connection, a position that was not told, an outcome that is unknown: to be asked
+			// for later.
+			return false
+		}
+		w.session.drop(w.mark)
+		return true
+	})
+	if o.committed {
+		return nil
+	}
+	if p.inTx() && !p.closed() {
+		_ = p.pg.Close(ctx) // as pgx does; the first error tells more
+	}
+	if err == nil && o.rolledBack {
+		return pgx.ErrTxCommitRollback
+	}
+	return err
+}

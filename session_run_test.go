@@ -1,0 +1,289 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgsplit/pgsplit/pgsplittest"
+)
+
+// callers is how many sessions write and read at the same time; each has a counter of its own.
+const callers = counters
+
+// sessionRun lets callers read their own writes while a nemesis makes the replicas lag.
+type sessionRun struct {
+	*floorRun
+	write func(ctx context.Context, caller int) error // raises the caller's counter by one
+}
+
+// ownWrites makes n rounds of a write and reads of it, and counts the reads that did not show it.
+func (s *sessionRun) ownWrites(t *testing.T, n int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	background, stop := context.WithCancel(ctx)
+	var others, all sync.WaitGroup
+	if s.nemesis != nil {
+		others.Go(func() {
+			r := rand.New(rand.NewPCG(3, 4))
+			for background.Err() == nil {
+				if err := s.nemesis(background, r); err != nil && background.Err() == nil {
+					t.Errorf("nemesis: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for caller := range callers {
+		all.Go(func() {
+			session := NewSession()
+			for value := int64(1); s.reads.Add(1) <= n && ctx.Err() == nil; value++ {
+				if err := s.write(WithSession(ctx, session), caller); err != nil {
+					s.fail(fmt.Errorf("write: %w", err))
+					return
+				}
+				for range 2 {
+					var seen int64
+					var onReplica bool
+					err := s.db.QueryRowContext(ReadOnly(WithSession(ctx, session), MaxWait(10*time.Millisecond)), readCounter, caller).
+						Scan(&seen, &onReplica)
+					switch {
+					case err != nil:
+						s.fail(fmt.Errorf("read: %w", err))
+						return
+					case seen != value:
+						s.stale.Add(1)
+					case onReplica:
+						s.replica.Add(1)
+					}
+				}
+				if value%5 != 0 {
+					continue
+				}
+				// The caller's next request comes, at another process.
+				token, err := session.Token(ctx)
+				if err != nil {
+					s.fail(fmt.Errorf("token: %w", err))
+					return
+				}
+				session = SessionFromToken(token)
+			}
+		})
+	}
+	all.Wait()
+	stop()
+	others.Wait()
+	for _, replica := range s.cluster.Replicas {
+		_ = replica.ResumeReplay(ctx)
+	}
+	if ctx.Err() != nil {
+		t.Error("the run did not end in time")
+	}
+	if err := s.firstFailure.Load(); err != nil {
+		t.Errorf("%d failed, the first with: %v", s.failed.Load(), *err)
+	}
+	t.Logf("%d rounds, %d reads on replicas, %d stale", n, s.replica.Load(), s.stale.Load())
+}
+
+func (s *sessionRun) fail(err error) {
+	s.failed.Add(1)
+	s.firstFailure.CompareAndSwap(nil, &err)
+}
+
+const raiseCounter = "update counters set value = value + 1 where id = $1"
+
+// writeSomehow uses each way to write in turn, with each synchronous_commit.
+func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
+	settings := []string{"on", "off", "local", "remote_apply"}
+	setting := settings[rand.IntN(len(settings))]
+	switch rand.IntN(5) {
+	case 0:
+		_, err := s.db.ExecContext(ctx, raiseCounter, caller)
+		return err
+	case 1:
+		var value int64
+		return s.db.QueryRowContext(ctx, raiseCounter+" returning value", caller).Scan(&value)
+	case 2: // for this transaction alone
+		return s.inTx(ctx, nil, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "set local synchronous_commit = "+setting)
+			if err == nil {
+				_, err = tx.ExecContext(ctx, raiseCounter, caller)
+			}
+			return err
+		})
+	case 3: // a transaction whose BEGIN knows nothing of the session
+		return s.inTx(context.Background(), nil, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, raiseCounter, caller)
+			return err
+		})
+	}
+	// On the connection, which is not the one that the position is read on.
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.ExecContext(ctx, "set synchronous_commit = "+setting)
+	if err == nil {
+		_, err = conn.ExecContext(ctx, raiseCounter, caller)
+	}
+	if err == nil {
+		_, err = conn.ExecContext(ctx, "reset synchronous_commit")
+	}
+	return err
+}
+
+func (s *sessionRun) inTx(ctx context.Context, opts *sql.TxOptions, do func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, opts)
+	if err != nil {
+		return err
+	}
+	if err := do(tx); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+func newSessionRun(t *testing.T, opts ...pgsplittest.Option) (*sessionRun, *Connector) {
+	t.Helper()
+	f, c := newFloorRun(t, direct, nil, opts...)
+	s := &sessionRun{floorRun: f}
+	s.write = s.writeSomehow
+	return s, c
+}
+
+func TestSessionsSeeTheirOwnWritesHoweverTheyCommit(t *testing.T) {
+	for _, setting := range []string{"on", "off"} {
+		t.Run("synchronous_commit "+setting, func(t *testing.T) {
+			s, c := newSessionRun(t, pgsplittest.PrimarySetting("synchronous_commit", setting))
+			n := readsOfARun(t) / 10
+			s.ownWrites(t, n)
+			if s.stale.Load() != 0 {
+				t.Errorf("%d stale reads", s.stale.Load())
+			}
+			if s.replica.Load() < n/5 {
+				t.Errorf("only %d reads on replicas", s.replica.Load())
+			}
+			t.Logf("%d captures, reasons %v", c.Stats().Captures, c.Stats().Reasons)
+		})
+	}
+}
+
+// With the sessions left out the same run shows stale reads.
+func TestWithoutSessionsOwnWritesAreMissed(t *testing.T) {
+	s, _ := newSessionRun(t)
+	write := s.write
+	s.write = func(ctx context.Context, caller int) error {
+		return write(context.WithoutCancel(context.Background()), caller)
+	}
+	s.ownWrites(t, 2000)
+	if s.stale.Load() == 0 {
+		t.Error("no stale read: the nemesis proves nothing")
+	}
+}
+
+// monotonic has parallel reads in shared sessions look at a counter that only grows. A read that begins after another
+// one of its session ended must not show less. One on the primary may: a commit can be visible on a replica for a moment
+// before it is on the primary itself (F6).
+func (s *sessionRun) monotonic(t *testing.T, n int64, inSession func(context.Context, *Session) context.Context) (wentBack int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	background, stop := context.WithCancel(ctx)
+	var others, all sync.WaitGroup
+	others.Go(func() {
+		r := rand.New(rand.NewPCG(5, 6))
+		for background.Err() == nil {
+			if err := s.nemesis(background, r); err != nil && background.Err() == nil {
+				t.Errorf("nemesis: %v", err)
+				return
+			}
+		}
+	})
+	others.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for background.Err() == nil {
+			if _, err := s.db.ExecContext(background, raiseCounter, 0); err != nil && background.Err() == nil {
+				t.Errorf("writer: %v", err)
+				return
+			}
+			<-tick.C
+		}
+	})
+	var back, ahead atomic.Int64
+	for range 8 {
+		session := NewSession()
+		var seen atomic.Int64
+		for range 3 {
+			all.Go(func() {
+				for s.reads.Add(1) <= n && ctx.Err() == nil {
+					before := seen.Load()
+					var value int64
+					var onReplica bool
+					err := s.db.QueryRowContext(ReadOnly(inSession(ctx, session)), readCounter, 0).Scan(&value, &onReplica)
+					if err != nil {
+						s.fail(err)
+						continue
+					}
+					switch {
+					case value >= before:
+					case onReplica:
+						back.Add(1)
+					default:
+						ahead.Add(1)
+					}
+					if onReplica {
+						s.replica.Add(1)
+					}
+					for known := seen.Load(); value > known && !seen.CompareAndSwap(known, value); known = seen.Load() {
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	stop()
+	others.Wait()
+	if ctx.Err() != nil {
+		t.Error("the run did not end in time")
+	}
+	t.Logf("%d reads, %d on replicas, %d went back, %d on the primary were behind a replica", n, s.replica.Load(), back.Load(),
+		ahead.Load())
+	return back.Load()
+}
+
+func TestASessionNeverGoesBackInTime(t *testing.T) {
+	for name, dsn := range map[string]func(*pgsplittest.Cluster) string{"two addresses": direct, "one address": roundRobin} {
+		t.Run(name, func(t *testing.T) {
+			f, c := newFloorRun(t, dsn, nil)
+			s := &sessionRun{floorRun: f}
+			n := readsOfARun(t) / 4
+			if back := s.monotonic(t, n, WithSession); back != 0 {
+				t.Errorf("%d reads showed less than an earlier one of their session", back)
+			}
+			if err := s.firstFailure.Load(); err != nil {
+				t.Errorf("%d failed, the first with: %v", s.failed.Load(), *err)
+			}
+			if s.replica.Load() < n/2 {
+				t.Errorf("only %d of %d reads were on replicas", s.replica.Load(), n)
+			}
+			t.Logf("reasons %v", c.Stats().Reasons)
+		})
+	}
+}
+
+func TestWithoutASessionReadsGoBackInTime(t *testing.T) {
+	f, _ := newFloorRun(t, direct, nil)
+	s := &sessionRun{floorRun: f}
+	if s.monotonic(t, 5000, func(ctx context.Context, _ *Session) context.Context { return ctx }) == 0 {
+		t.Error("no read went back: the nemesis proves nothing")
+	}
+}
