@@ -61,9 +61,19 @@ const lagBytesSample = time.Second
 type samples struct {
 	asking chan struct{} // full while one caller asks the primary
 
-	mu   sync.Mutex
-	ring [64]sample // guarded by mu
-	last int        // index of the newest; guarded by mu
+	mu       sync.Mutex
+	ring     [64]sample // guarded by mu
+	last     int        // index of the newest; guarded by mu
+	timeline uint32     // that of the primary, the highest one seen; guarded by mu
+}
+
+// follow forgets the samples of timelines that have ended: a failover has put their primary aside.
+func (s *samples) follow(timeline uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if timeline > s.timeline {
+		s.timeline, s.ring = timeline, [len(s.ring)]sample{}
+	}
 }
 
 type sample struct {
@@ -81,6 +91,9 @@ func (s *samples) newest() sample {
 func (s *samples) add(v sample) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if v.timeline < s.timeline {
+		return
+	}
 	s.last = (s.last + 1) % len(s.ring)
 	s.ring[s.last] = v
 }

@@ -498,6 +498,7 @@ func (p *physical) introduce(ctx context.Context) error {
 		p.id = id
 		if !id.inRecovery && !p.server.replica() && id.system != 0 {
 			p.server.connector.system.Store(id.system)
+			p.server.connector.samples.follow(id.timeline)
 		}
 		p.inst = p.server.connector.instances.join(p.server.connector.lifeOf(p.server, id))
 		p.inst.follows(id.timeline)
