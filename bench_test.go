@@ -31,7 +31,9 @@ type duel struct {
 func duels(t testing.TB) []duel {
 	t.Helper()
 	cluster := pgsplittest.Start(t)
-	ctx := patient(t)
+	// Benchmarks run for minutes; that it could be cancelled costs pgx something, as in any program.
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
 	primary, replica := cluster.Primary.SocketURI(), cluster.Replicas[0].SocketURI()
 	rawPrimary, rawReplica, db := openRaw(t, primary), openRaw(t, replica), open(t, primary+" "+replica)
 	floor := pgsplit.WithLSN(ctx, commitLSN(t, ctx, db))

@@ -64,8 +64,19 @@ func (l *lease) settleWrites() {
 }
 
 // askPrimary runs one question on a connection to the primary of its own, for no longer than a replica may take to let a
-// read in.
-func (c *Connector) askPrimary(ctx context.Context, ask func(context.Context, *physical) error) error {
+// read in. One is asked at a time: whoever waited looks first whether the answer to another one will do.
+func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(context.Context, *physical) error) error {
+	waiting, cancel := context.WithTimeout(ctx, c.config.ReplicaTimeout)
+	defer cancel()
+	select {
+	case c.asking <- struct{}{}:
+		defer func() { <-c.asking }()
+	case <-waiting.Done():
+		return waiting.Err()
+	}
+	if known() {
+		return nil
+	}
 	if !c.primary.health.enter(time.Now) {
 		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
 	}
@@ -75,17 +86,21 @@ func (c *Connector) askPrimary(ctx context.Context, ask func(context.Context, *p
 		return noPrimary(err)
 	}
 	defer c.primary.giveBack(p)
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel = context.WithTimeout(ctx, patience)
 	defer cancel()
 	return ask(ctx, p)
 }
+
+// unknown is for questions that no other one answers.
+func unknown() bool { return false }
 
 // cluster is the system identifier of the connector's cluster, zero if no server could be asked for it.
 func (c *Connector) cluster(ctx context.Context) uint64 {
 	if known := c.system.Load(); known != 0 {
 		return known
 	}
-	if err := c.askPrimary(ctx, func(context.Context, *physical) error { return nil }); err != nil {
+	met := func() bool { return c.system.Load() != 0 }
+	if err := c.askPrimary(ctx, met, func(context.Context, *physical) error { return nil }); err != nil {
 		for _, s := range c.replicas {
 			patience, whole := c.patience(ctx)
 			if !s.health.enter(time.Now) {
@@ -104,8 +119,21 @@ func (c *Connector) cluster(ctx context.Context) uint64 {
 // capture raises the session's floor to a position that covers its writes, all in one round trip; two if some were
 // asynchronous, or if the outcome of one is unknown. Writes that may still commit stay pending.
 func (c *Connector) capture(ctx context.Context, s *Session, system uint64) error {
-	return c.askPrimary(ctx, func(ctx context.Context, p *physical) error {
-		marks, pids := s.pending(c, system)
+	marks, pids := s.pending(c, system)
+	began := time.Now()
+	cover := func(v sample, alive []uint32) {
+		s.covered(c, v.id, v.floor, marks, alive)
+		c.captures.Add(1)
+	}
+	known := func() bool {
+		v := c.samples.newest()
+		if len(pids) > 0 || !v.at.After(began) || v.id.system != system {
+			return false
+		}
+		cover(v, nil)
+		return true
+	}
+	return c.askPrimary(ctx, known, func(ctx context.Context, p *physical) error {
 		if p.id.system != system {
 			return fmt.Errorf("%w: %s belongs to another cluster than before", ErrNoPrimary, p.server)
 		}
@@ -117,8 +145,7 @@ func (c *Connector) capture(ctx context.Context, s *Session, system uint64) erro
 		if err != nil {
 			return err
 		}
-		s.covered(c, &p.id, v.floor, marks, alive)
-		c.captures.Add(1)
+		cover(v, alive)
 		return nil
 	})
 }
@@ -152,7 +179,7 @@ func (c *Connector) whereIs(ctx context.Context, claim floor) (floor, error) {
 		(claim.timeline == 0 || claim.timeline == newest.timeline) {
 		return newest.floor, nil
 	}
-	v, err := c.samplePrimary(ctx)
+	v, err := c.samplePrimary(ctx, time.Now())
 	return v.floor, err
 }
 
@@ -259,7 +286,7 @@ func (c *Connector) seen(ctx context.Context, sc *scope, system uint64, after ti
 	v := c.samples.newest()
 	if !v.at.After(after) {
 		var err error
-		if v, err = c.samplePrimary(ctx); err != nil {
+		if v, err = c.samplePrimary(ctx, after); err != nil {
 			return floor{}, err
 		}
 	}

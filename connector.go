@@ -24,6 +24,7 @@ type Connector struct {
 	lostTokens    atomic.Uint64 // tokens whose position the primary never had, or lost
 	instances     instances
 	samples       samples
+	asking        chan struct{} // full while the primary is asked where it is
 	shells        atomic.Int64  // open shells
 	turn          atomic.Uint64 // counts routed reads
 	reasons       [reasonCount]atomic.Uint64
@@ -43,7 +44,7 @@ func NewConnector(config *Config) (*Connector, error) {
 	}
 	c := &Connector{config: config, lifeOf: func(_ *server, id identity) life { return id.life }}
 	c.driver = &Driver{connector: c}
-	c.samples.asking = make(chan struct{}, 1)
+	c.asking = make(chan struct{}, 1)
 	c.primary = newServer(c, rolePrimary, addressesOf(config.Primary)[0].String(), Replica{Pool: config.Primary})
 	for _, r := range config.Replicas {
 		c.replicas = append(c.replicas, newServer(c, roleReplica, r.name(), r))

@@ -59,8 +59,6 @@ const lagBytesSample = time.Second
 // samples remembers where the primary was when. An instance that has replayed the position of a sample lags no more
 // than the sample's age, by this process's clock alone (F11).
 type samples struct {
-	asking chan struct{} // full while one caller asks the primary
-
 	mu       sync.Mutex
 	ring     [64]sample // guarded by mu
 	last     int        // index of the newest; guarded by mu
@@ -79,6 +77,7 @@ func (s *samples) follow(timeline uint32) {
 type sample struct {
 	at time.Time // before the primary was asked
 	floor
+	id *identity // who was asked
 }
 
 // newest is the latest sample, or the zero one.
@@ -116,47 +115,29 @@ func (s *samples) within(now time.Time, age time.Duration) (oldest sample, newes
 // sample is older than a quarter of age, one caller at a time, so that replicas get time to reach a sample before it is
 // needed. It is unproven if the primary does not answer.
 func (c *Connector) positionBefore(ctx context.Context, age time.Duration) LSN {
-	oldest, newest := c.samples.within(time.Now(), age)
-	if oldest.lsn != 0 {
-		if newest <= age/4 {
-			return oldest.lsn
-		}
-		select {
-		case c.samples.asking <- struct{}{}:
-		default:
-			return oldest.lsn
-		}
-	} else {
-		// Whoever asks may be waiting for a hook that now waits here itself.
-		patience, _ := c.patience(ctx)
-		timer := time.NewTimer(patience)
-		defer timer.Stop()
-		select {
-		case c.samples.asking <- struct{}{}:
-		case <-timer.C:
-			return unproven
-		case <-ctx.Done():
-			return unproven
-		}
-		if oldest, _ = c.samples.within(time.Now(), age); oldest.lsn != 0 {
-			<-c.samples.asking
-			return oldest.lsn
-		}
-	}
-	defer func() { <-c.samples.asking }()
-	asked, err := c.samplePrimary(ctx)
+	now := time.Now()
+	oldest, newest := c.samples.within(now, age)
 	switch {
-	case oldest.lsn != 0:
-		return oldest.lsn
-	case err != nil:
-		return unproven
+	case oldest.lsn == 0:
+		asked, err := c.samplePrimary(ctx, now.Add(-age))
+		if err != nil {
+			return unproven
+		}
+		return asked.lsn
+	case newest > age/4 && len(c.asking) == 0:
+		_, _ = c.samplePrimary(ctx, now.Add(-age/4)) // for later reads; this one has its proof
 	}
-	return asked.lsn
+	return oldest.lsn
 }
 
-func (c *Connector) samplePrimary(ctx context.Context) (sample, error) {
+// samplePrimary asks the primary where it is, unless another one has been told after the given time.
+func (c *Connector) samplePrimary(ctx context.Context, after time.Time) (sample, error) {
 	var v sample
-	err := c.askPrimary(ctx, func(ctx context.Context, p *physical) (err error) {
+	known := func() bool {
+		v = c.samples.newest()
+		return v.at.After(after)
+	}
+	err := c.askPrimary(ctx, known, func(ctx context.Context, p *physical) (err error) {
 		v, err = p.sample(ctx)
 		return err
 	})
@@ -170,7 +151,7 @@ func (p *physical) sample(ctx context.Context) (sample, error) {
 	if err != nil {
 		return v, err
 	}
-	v.floor = floor{p.id.timeline, lsn}
+	v.floor, v.id = floor{p.id.timeline, lsn}, &p.id
 	p.server.connector.samples.add(v)
 	return v, nil
 }

@@ -154,6 +154,28 @@ func (s *Session) MarkWritten() {
 	}
 }
 
+// Advance has the session go on from what another part of the caller's work, whose token this is, has written and seen:
+// the answer to a call, say. Floors only rise.
+func (s *Session) Advance(t Token) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.start, s.changed = s.start.Merge(t), true
+	all, _ := t.of(anyCluster)
+	for _, known := range s.trails {
+		f, ok := t.Floor(known.system)
+		if !ok {
+			f = TokenFloor{}
+		}
+		known.pinned = later(later(known.pinned, f.PinnedUntil), all.PinnedUntil)
+		if f.Resolve || all.Resolve || f.Instance != 0 {
+			known.marks = append(known.marks, &mark{state: markClosed})
+		}
+		if at := known.write.join(floor{f.Timeline, f.LSN}); at != known.write {
+			known.write, known.trusted = at, false
+		}
+	}
+}
+
 // Changed tells whether the session's Token says more than the one that it began with.
 func (s *Session) Changed() bool {
 	s.mu.Lock()

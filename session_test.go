@@ -37,16 +37,6 @@ func pauseAll(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster) {
 	}
 }
 
-// reasons are the decisions so far.
-func reasons(t *testing.T, db *sql.DB) map[string]uint64 {
-	t.Helper()
-	c, err := pgsplit.FromDB(db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c.Stats().Reasons
-}
-
 const whatAndWhere = "select count(*)::text || ' ' || pg_is_in_recovery()::text from notes"
 
 func TestASessionSeesItsOwnWritesWhileReplicasLag(t *testing.T) {

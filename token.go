@@ -62,7 +62,7 @@ func (t Token) Floor(system uint64) (TokenFloor, bool) {
 	found, lowest := false, true
 	for _, f := range t.Floors {
 		switch {
-		case f.System < system:
+		case f.System < system && f.System != anyCluster:
 			lowest = false
 		case f.System == system && found:
 			floor = floor.merge(f)
@@ -133,7 +133,11 @@ func (t Token) canonical() Token {
 		}
 	}
 	if lost := len(c.Floors) - maxTokenFloors; lost > 0 {
-		c.Floors = slices.Delete(c.Floors, 0, lost)
+		first := 0
+		if c.Floors[0].System == anyCluster {
+			first = 1 // it says something about all of them
+		}
+		c.Floors = slices.Delete(c.Floors, first, first+lost)
 	}
 	return c
 }

@@ -41,13 +41,20 @@ type Cluster struct {
 	closeErr   error
 }
 
-// Start starts a cluster for one test, and closes it when the test ends. Where there is none to start, the test fails;
-// under -short it is skipped.
-func Start(t testing.TB, opts ...Option) *Cluster {
+// NeedServer skips a test under -short, because it needs a PostgreSQL server. Start calls it; it is for tests that use
+// StartCluster, or something that does.
+func NeedServer(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a PostgreSQL server; run without -short")
 	}
+}
+
+// Start starts a cluster for one test, and closes it when the test ends. Where there is none to start, the test fails;
+// under -short it is skipped.
+func Start(t testing.TB, opts ...Option) *Cluster {
+	t.Helper()
+	NeedServer(t)
 	c, err := StartCluster(context.Background(), opts...)
 	if err != nil {
 		t.Fatal(err)

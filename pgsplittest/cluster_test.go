@@ -175,6 +175,7 @@ func TestCatchUpFollowsThePrimaryOfTheDay(t *testing.T) {
 }
 
 func TestCloseLeavesNothing(t *testing.T) {
+	NeedServer(t)
 	before := goleak.IgnoreCurrent()
 	c, err := StartCluster(t.Context(), Replicas(2))
 	must(t, err)
@@ -213,6 +214,7 @@ func processes(t *testing.T, s *Server) []int {
 }
 
 func TestStartClusterObeysItsContext(t *testing.T) {
+	NeedServer(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c, err := StartCluster(ctx)
@@ -226,6 +228,7 @@ func TestStartClusterObeysItsContext(t *testing.T) {
 }
 
 func TestAServerThatCannotStartSaysWhy(t *testing.T) {
+	NeedServer(t)
 	c, err := StartCluster(t.Context(), Replicas(0), Setting("no_such_setting", "1"))
 	if err == nil {
 		c.Close()

@@ -12,6 +12,7 @@ import (
 
 // The servers of a process that is killed end with it: this test runs itself in a second process, and kills that.
 func TestServersEndWithTheirProcess(t *testing.T) {
+	NeedServer(t)
 	const role = "PGSPLITTEST_VICTIM"
 	if os.Getenv(role) != "" {
 		c := Start(t, Replicas(1))

@@ -43,7 +43,10 @@ func demo(ctx context.Context, out io.Writer, once bool, pause time.Duration) (e
 	if err := cluster.CatchUp(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "PostgreSQL %d. Each row is one statement of one program with one sql.DB.\n", cluster.Version())
+	fmt.Fprintf(out, "PostgreSQL %d. Each row is one statement of one program with one sql.DB. The servers:\n", cluster.Version())
+	for _, server := range cluster.Servers() {
+		fmt.Fprintf(out, "  %-9s %s\n", server.Name(), server.URI())
+	}
 	for {
 		if err := s.round(ctx); err != nil || once {
 			return err
