@@ -91,9 +91,6 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	return ask(ctx, p)
 }
 
-// unknown is for questions that no other one answers.
-func unknown() bool { return false }
-
 // cluster is the system identifier of the connector's cluster, zero if no server could be asked for it.
 func (c *Connector) cluster(ctx context.Context) uint64 {
 	if known := c.system.Load(); known != 0 {

@@ -189,7 +189,12 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 		again := !c.lease.used && p.leases > 1 // nothing depends on this connection, and it was not opened just now
 		c.lease.used = true
 		p.server.stats.statements.Add(1)
+		*p.begun = false
 		err = call(p, readOnly)
+		if c.lease.wrapped && *p.begun {
+			// The caller's BEGIN found our own transaction open: it is the caller's from now on, read only as the hint said.
+			c.lease.wrapped, c.lease.hinted = false, true
+		}
 		if err == nil {
 			return nil
 		}

@@ -38,6 +38,7 @@ var (
 
 // SQLSTATEs that decide something here.
 const (
+	codeActiveTx   = "25001" // active_sql_transaction
 	codeReadOnly   = "25006" // read_only_sql_transaction
 	codeInRecovery = "55000" // object_not_in_prerequisite_state: what pg_current_wal_* say on a standby (F12)
 )

@@ -561,3 +561,31 @@ func TestAStatementWhileRowsAreOpenIsRefusedAndHarmsNothing(t *testing.T) {
 		})
 	}
 }
+
+// On a held connection to the primary a ReadOnly statement runs in a transaction of the driver's own; a BEGIN by hand
+// there makes it the caller's.
+func TestATransactionBegunByHandUnderReadOnlyOnAHeldConnectionIsTheCallers(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	db := open(t, cluster.DSN())
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	exec(t, ctx, conn, "create table t (id int)")
+	read := pgsplit.ReadOnly(ctx)
+	exec(t, read, conn, "begin")
+	began := text(t, read, conn, "select now()::text")
+	if again := text(t, ctx, conn, "select now()::text"); again != began {
+		t.Errorf("two transactions, of %s and %s", began, again)
+	}
+	if _, err := conn.ExecContext(ctx, "insert into t values (1)"); !errors.Is(err, pgsplit.ErrReadOnly) {
+		t.Errorf("a write inside: %v", err)
+	}
+	exec(t, read, conn, "rollback")
+	exec(t, ctx, conn, "insert into t values (2)")
+	if got := text(t, ctx, conn, "select string_agg(id::text, ',') from t"); got != "2" {
+		t.Error(got)
+	}
+}

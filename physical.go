@@ -38,7 +38,9 @@ type physical struct {
 	inst   *instance // nil if the server would not say who it is
 
 	born      time.Time
-	idleSince time.Time // when it last became idle; guarded by server.mu
+	lifetime  time.Duration // after which it is closed; 0: never
+	begun     *bool         // the server warned that a transaction was begun inside another one
+	idleSince time.Time     // when it last became idle; guarded by server.mu
 
 	leases        int    // how often it was leased
 	checkPrepared bool   // the server holds checkStatement

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -255,7 +256,7 @@ func (s *server) giveBack(p *physical) {
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
 func (s *server) reusable(p *physical) bool {
-	if p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now()) {
+	if p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) {
 		return false
 	}
 	hook := s.config.AfterRelease
@@ -368,7 +369,7 @@ func (s *server) sweep() {
 		kept := s.idle[a][:0]
 		for _, p := range s.idle[a] {
 			idle := s.config.MaxConnIdleTime > 0 && now.Sub(p.idleSince) >= s.config.MaxConnIdleTime
-			if p.expired(now) || idle && s.total-len(expired) > int(s.minimum()) {
+			if p.expired(time.Now) || idle && s.total-len(expired) > int(s.minimum()) {
 				expired = append(expired, p)
 				continue
 			}
@@ -468,18 +469,22 @@ func (s *server) open(ctx context.Context, a access) (*physical, error) {
 	s.mu.Lock()
 	parameter := a == readOnly && !s.refused
 	s.mu.Unlock()
-	conn, err := s.connect(ctx, a, parameter)
+	begun := new(bool)
+	conn, err := s.connect(ctx, a, parameter, begun)
 	if err != nil && parameter && unsupportedParameter(err) {
 		s.mu.Lock()
 		s.refused = true
 		s.mu.Unlock()
-		conn, err = s.connect(ctx, a, false)
+		conn, err = s.connect(ctx, a, false, begun)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pgsplit: %s: %w", s, err)
 	}
 	s.stats.opened.Add(1)
-	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: time.Now()}
+	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: time.Now(), begun: begun}
+	if p.lifetime = s.config.MaxConnLifetime; p.lifetime > 0 {
+		p.lifetime += time.Duration(rand.Float64() * float64(s.config.MaxConnLifetimeJitter))
+	}
 	if err := p.introduce(ctx); err != nil {
 		p.close()
 		return nil, fmt.Errorf("pgsplit: %s: %w", s, err)
@@ -515,9 +520,17 @@ func (p *physical) introduce(ctx context.Context) error {
 	return nil
 }
 
-// connect opens one connection of the server as pgx does for database/sql.
-func (s *server) connect(ctx context.Context, a access, parameter bool) (*stdlib.Conn, error) {
+// connect opens one connection of the server as pgx does for database/sql. It sets begun when the server says that a
+// transaction was begun inside another one.
+func (s *server) connect(ctx context.Context, a access, parameter bool, begun *bool) (*stdlib.Conn, error) {
 	config := s.config.ConnConfig.Copy()
+	onNotice := config.OnNotice
+	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
+		*begun = *begun || notice.Code == codeActiveTx
+		if onNotice != nil {
+			onNotice(conn, notice)
+		}
+	}
 	if parameter {
 		config.RuntimeParams[readOnlyParameter] = "on"
 		if sameCheck(config.ValidateConnect, pgconn.ValidateConnectTargetSessionAttrsReadWrite) {
@@ -553,9 +566,8 @@ func contained(what string, f func() error) (err error) {
 }
 
 // expired tells whether the connection is older than the pool's configuration allows.
-func (p *physical) expired(now time.Time) bool {
-	lifetime := p.server.config.MaxConnLifetime
-	return lifetime > 0 && now.Sub(p.born) >= lifetime
+func (p *physical) expired(now func() time.Time) bool {
+	return p.lifetime > 0 && now().Sub(p.born) >= p.lifetime
 }
 
 // pingAfter is how long a connection may have been idle before it is pinged, as pgx does for database/sql.
@@ -577,7 +589,7 @@ func (p *physical) wantsPing(ctx context.Context) (wants bool, err error) {
 
 // awake tells whether an idle connection still lives.
 func (p *physical) awake(ctx context.Context, ping bool) bool {
-	if p.closed() || p.expired(time.Now()) {
+	if p.closed() || p.expired(time.Now) {
 		return false
 	}
 	if !ping {
