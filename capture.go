@@ -44,21 +44,30 @@ func (c *Conn) noteWrite(sc *scope) error {
 
 var errPutAside = errors.New("the caller has seen a later timeline than this server's")
 
-// endTx forgets what the sessions noted for a transaction that does not commit.
+// endTx forgets what the sessions noted for a transaction that does not commit; what they read in it stays seen. One that
+// the caller has ended by text may have committed.
 func (l *lease) endTx() {
 	l.inTx = false
+	ended := !l.p.closed() && !l.p.inTx()
 	l.writers = slices.DeleteFunc(l.writers, func(w writer) bool {
-		if w.inTx {
+		switch {
+		case !w.inTx:
+			return false
+		case ended:
+			w.session.committing(w.mark)
+			w.session.settle(w.mark, false)
+		default:
 			w.session.drop(w.mark)
+			w.session.readIn(l.p)
 		}
-		return w.inTx
+		return true
 	})
 }
 
 // settleWrites tells the sessions how the lease's connection was left.
 func (l *lease) settleWrites() {
 	for _, w := range l.writers {
-		w.session.settle(w.mark, l.p.closed())
+		w.session.settle(w.mark, l.p.closed() || l.p.conn().IsBusy())
 	}
 	l.writers = nil
 }
@@ -66,13 +75,17 @@ func (l *lease) settleWrites() {
 // askPrimary runs one question on a connection to the primary of its own, for no longer than a replica may take to let a
 // read in. One is asked at a time: whoever waited looks first whether the answer to another one will do.
 func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(context.Context, *physical) error) error {
-	waiting, cancel := context.WithTimeout(ctx, c.config.ReplicaTimeout)
+	if c.primary.health.shuns(time.Now) {
+		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
+	}
+	patience, whole := c.patience(ctx)
+	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
 	case c.asking <- struct{}{}:
 		defer func() { <-c.asking }()
 	case <-waiting.Done():
-		return waiting.Err()
+		return fmt.Errorf("%w: others still wait for its answer: %w", ErrNoPrimary, waiting.Err())
 	}
 	if known() {
 		return nil
@@ -80,7 +93,7 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	if !c.primary.health.enter(time.Now) {
 		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
 	}
-	patience, whole := c.patience(ctx)
+	patience, whole = c.patience(ctx)
 	p, err := c.primary.lease(ctx, readWrite, patience)
 	if c.primary.tried(ctx, err, whole); err != nil {
 		return noPrimary(err)
@@ -201,6 +214,9 @@ func (c *Connector) keep(ctx context.Context, r *request, sc *scope) {
 				n.primary = true // some may still commit, or nobody could be asked
 			}
 		}
+		if n.floor.timeline != 0 && n.floor.timeline < c.samples.current() {
+			n.claimed = true // its timeline has ended since
+		}
 		if n.claimed && !n.primary {
 			if primary, err := c.whereIs(ctx, n.floor); err == nil {
 				if !s.judge(c, r.system, primary) {
@@ -220,18 +236,24 @@ func (c *Connector) keep(ctx context.Context, r *request, sc *scope) {
 
 // join raises what the request has to see, whether a primary answers or not.
 func (r *request) join(f floor) {
-	r.timeline = max(r.timeline, f.timeline)
+	r.hardTimeline = max(r.hardTimeline, f.timeline)
 	r.hard = max(r.hard, f.lsn)
+	r.soften(f)
+}
+
+// soften raises what it has to see while a primary answers.
+func (r *request) soften(f floor) {
+	r.timeline = max(r.timeline, f.timeline)
 	r.floor = max(r.floor, f.lsn)
 }
 
 // floorOn is the floor of the request on p. It is unproven if p is no instance that can prove it, and higher if the
 // sessions have read elsewhere: then it has to have what the primary had after those reads ended.
 func (c *Connector) floorOn(ctx context.Context, r *request, p *physical) (LSN, error) {
-	if r.scope == nil || r.floor == unproven {
+	if r.floor == unproven {
 		return r.floor, nil
 	}
-	if !p.id.pooled && p.id.system != r.system {
+	if r.scope != nil && !p.id.pooled && p.id.system != r.system {
 		return unproven, nil
 	}
 	if r.timeline != 0 && p.remembers() {
@@ -301,12 +323,19 @@ func (p *physical) hash() uint32 {
 	return p.inst.hash
 }
 
-// noteRead has the sessions note the read that begins on the lease.
+// noteRead has the sessions around a read note that it begins on the lease.
 func (c *Conn) noteRead(r *request) {
-	for sc := r.scope; sc != nil; sc = sc.outer {
-		sc.session.beginRead(c.connector, r.system, c.lease.p.hash(), c.lease.p.server)
+	l := &c.lease
+	if r.scope == nil || l.p.id.system == 0 {
+		return
 	}
-	c.lease.readers, c.lease.system = r.scope, r.system
+	l.system = l.p.id.system
+	for sc := r.scope; sc != nil; sc = sc.outer {
+		if !slices.Contains(l.readers, sc.session) {
+			l.readers = append(l.readers, sc.session)
+			sc.session.beginRead(c.connector, l.system, l.p.hash(), l.p.server)
+		}
+	}
 }
 
 // endReads has them note its end. Where the primary served it, its position is taken right away: what the read saw is
@@ -316,15 +345,15 @@ func (c *Conn) endReads() {
 	if l.readers == nil {
 		return
 	}
-	for sc := l.readers; sc != nil; sc = sc.outer {
-		sc.session.endRead(c.connector, l.system, l.p.hash())
+	for _, s := range l.readers {
+		s.endRead(c.connector, l.system, l.p.hash())
 	}
 	if !l.p.server.replica() && !l.p.closed() && !l.p.inTx() && !l.p.conn().IsBusy() && !l.p.id.inRecovery {
 		ctx, cancel := context.WithTimeout(context.Background(), c.connector.config.ReplicaTimeout)
 		defer cancel()
 		if v, err := l.p.sample(ctx); err == nil {
-			for sc := l.readers; sc != nil; sc = sc.outer {
-				sc.session.saw(c.connector, l.system, v.floor, v.at)
+			for _, s := range l.readers {
+				s.saw(c.connector, l.system, v.floor, v.at)
 			}
 		}
 	}
@@ -402,10 +431,15 @@ func (c *Conn) commitFor(ctx context.Context) error {
 			// Earlier statements on this connection, a position that was not told, an outcome that is unknown: to be asked
 			// for later.
 			return false
+		default:
+			w.session.readIn(p)
 		}
 		w.session.drop(w.mark)
 		return true
 	})
+	for i := range l.writers {
+		l.writers[i].inTx = false // what is left does not end with another transaction
+	}
 	if o.committed {
 		return nil
 	}

@@ -96,7 +96,7 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx,
 		if c.lease.wrapped {
 			// The floor was checked inside this transaction, so it is the one that the caller gets.
 			c.lease.wrapped = false
-			t = &openTx{ctx: ctx, p: p}
+			t = &openTx{conn: c, ctx: ctx, p: p}
 			return nil
 		}
 		opts.ReadOnly = opts.ReadOnly || readOnly
@@ -118,7 +118,7 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	if e := errandOf(ctx); e != nil {
 		return e.do(ctx, c)
 	}
-	return c.run(ctx, work{harmless: true}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
+	return c.run(ctx, work{harmless: true, ping: true}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
 }
 
 // CheckNamedValue implements driver.NamedValueChecker: pgx takes every value, and its own kinds of first argument.
@@ -168,6 +168,7 @@ type work struct {
 	isolation sql.IsolationLevel
 	readOnly  bool // TxOptions.ReadOnly
 	harmless  bool // it cannot write, whatever the context says
+	ping      bool
 }
 
 // run leads one call to its server. Where pgx says that nothing was sent because the connection was dead, and nothing

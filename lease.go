@@ -19,9 +19,9 @@ type lease struct {
 	inTx    bool // inside a transaction of BeginTx that may write
 	floor   LSN  // proven when the statement or the transaction began
 
-	writers []writer // sessions on whose behalf it may have written
-	readers *scope   // sessions on whose behalf it reads
-	system  uint64   // their cluster
+	writers []writer   // sessions on whose behalf it may have written
+	readers []*Session // sessions on whose behalf it reads
+	system  uint64     // their cluster
 }
 
 // inCallersTx tells whether a transaction that is not our own is open on the lease.
@@ -42,12 +42,20 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 		if l.held || l.inCallersTx() {
 			return false, driver.ErrBadConn // what the caller built up in the session is gone
 		}
+	case w.ping && !l.p.conn().IsBusy():
+		return !l.held, nil // any sign of life of what the connection has will do
 	case l.p.conn().IsBusy():
 		c.decided(ctx, ReasonInTx, l.floor)
 		return false, errRowsOpen
 	case l.inCallersTx():
 		c.decided(ctx, ReasonInTx, l.floor)
-		return !l.held || l.hinted, c.recheck(ctx, h)
+		readOnly := !l.held || l.hinted
+		err := c.recheck(ctx, h)
+		if err == nil && readOnly && h.scope != nil {
+			r.scope = h.scope
+			c.noteRead(&r)
+		}
+		return readOnly, err
 	case l.held:
 		if err := c.unwrap(ctx); err != nil {
 			return false, err
@@ -58,16 +66,19 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 			return false, nil
 		}
 		c.decided(ctx, ReasonHeld, h.Floor)
-		if h.scope != nil {
+		if l.p.id.inRecovery || h.scope != nil {
 			c.endReads()
-			r.scope, r.system = h.scope, l.p.id.system
+			c.connector.floors(ctx, &r, h)
+			if proven, err := c.provePrimary(ctx, l.p, &r, w); err != nil || proven {
+				return true, err
+			}
 			c.noteRead(&r)
 		}
 		if w.begin {
 			return true, nil
 		}
 		return true, c.wrap(ctx, l.p, "begin read only")
-	case r.readOnly && l.p.server.replica():
+	case r.readOnly && !r.isolation && l.p.server.replica():
 		// One after the other on a held connection stay together while the replica can serve them.
 		if err := c.unwrap(ctx); err != nil {
 			return false, err
@@ -77,14 +88,19 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 		if r.pinned {
 			break
 		}
-		reason, err := c.prove(ctx, l.p, &r, w, 0)
-		if err != nil || reason != ReasonReplicasBehind {
-			if err == nil {
-				c.decided(ctx, reason, r.floor)
-				c.noteRead(&r)
-			}
-			return true, err
+		patience, _ := c.connector.patience(ctx)
+		asking, cancel := context.WithTimeout(ctx, patience)
+		reason, err := c.prove(asking, l.p, &r, w, 0)
+		cancel()
+		if err == nil && reason != ReasonReplicasBehind {
+			c.decided(ctx, reason, r.floor)
+			c.noteRead(&r)
+			return true, nil
 		}
+		if ctx.Err() != nil {
+			return true, contextError(ctx, err)
+		}
+		r = c.connector.request(h, w) // elsewhere
 	}
 	c.release()
 	return r.readOnly, c.acquire(ctx, &r, h, w)
@@ -133,7 +149,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 			}
 			if r.floor > r.hard && errors.Is(err, ErrNoPrimary) {
 				// Replicas may lag more while no primary answers, but never behind what the caller has seen.
-				r.floor, r.failStale, r.replicaOnly = r.hard, true, true
+				r.floor, r.timeline, r.failStale, r.replicaOnly = r.hard, r.hardTimeline, true, true
 				p.tried, p.behind, p.waited = p.tried&^p.behind, 0, true
 				failures = errors.Join(failures, err)
 				continue
@@ -183,18 +199,30 @@ func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
 		return noPrimary(err)
 	}
 	s.health.succeeded()
-	c.lease = lease{p: p, held: !r.readOnly, floor: r.floor}
+	c.lease = lease{p: p, held: !r.readOnly && !w.harmless, floor: r.floor}
 	if !r.readOnly {
 		return nil
 	}
-	if p.id.inRecovery && r.floor != 0 {
-		reason, err := c.prove(ctx, p, r, w, 0)
-		if err == nil && reason == ReasonReplicasBehind {
-			err = fmt.Errorf("%w: %s is in recovery and not proven to have replayed %s", ErrNoFreshReplica, s, r.floor)
-		}
+	if proven, err := c.provePrimary(ctx, p, r, w); err != nil || proven {
 		return c.orRelease(err)
 	}
 	return c.orRelease(c.enforce(ctx, p, w))
+}
+
+// provePrimary sees to it that what answers at the primary's address may answer the read. A server in recovery there has
+// to prove the floor, and then it has; one whose timeline ended in a failover that the caller has seen may not.
+func (c *Conn) provePrimary(ctx context.Context, p *physical, r *request, w work) (proven bool, err error) {
+	switch {
+	case p.id.inRecovery && (r.floor != 0 || r.scope != nil):
+		reason, err := c.prove(ctx, p, r, w, 0)
+		if err == nil && reason == ReasonReplicasBehind {
+			err = fmt.Errorf("%w: %s is in recovery and not proven to have replayed %s", ErrNoFreshReplica, p.server, r.floor)
+		}
+		return true, err
+	case p.id.timeline != 0 && r.timeline > p.id.timeline:
+		return false, fmt.Errorf("%w: %w: %s: %w", ErrNoFreshReplica, ErrNoPrimary, p.server, errPutAside)
+	}
+	return false, nil
 }
 
 // acquireReplica leases a connection to the replica and proves the floor on it, waiting for the floor if wait says so.
@@ -210,7 +238,7 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 	}
 	c.lease = lease{p: p}
 	asking := ctx
-	if !p.enforced() || r.floor != 0 && !p.knows(r.floor) {
+	if !p.enforced() || r.scope != nil || r.timeline != 0 || r.floor != 0 && !p.knows(r.floor) {
 		// It has to answer first, and a connection that is still good says nothing about who is behind it.
 		var cancel context.CancelFunc
 		asking, cancel = within(ctx, patience+wait)
@@ -365,10 +393,26 @@ func (c *Conn) unwrap(ctx context.Context) error {
 // will the next statement take a new snapshot (F4).
 func (c *Conn) recheck(ctx context.Context, h *Hint) error {
 	p := c.lease.p
-	if c.lease.held || !p.server.replica() || h.Floor <= c.lease.floor || p.conn().TxStatus() != 'T' {
+	if c.lease.held || !p.server.replica() || p.conn().TxStatus() != 'T' {
 		return nil
 	}
-	reached, _, err := p.reachesOrHas(ctx, h.Floor, 0)
+	r := request{readOnly: true}
+	r.join(floor{lsn: h.Floor})
+	c.connector.keep(ctx, &r, h.scope)
+	need, err := c.connector.floorOn(ctx, &r, p)
+	if err != nil {
+		return err
+	}
+	if r.pinned {
+		need = unproven
+	}
+	if need <= c.lease.floor {
+		return nil
+	}
+	reached := false
+	if need != unproven {
+		reached, _, err = p.reachesOrHas(ctx, need, 0)
+	}
 	if err == nil && reached {
 		reached, err = p.readCommitted(ctx, work{begin: true})
 	}
@@ -376,9 +420,9 @@ func (c *Conn) recheck(ctx context.Context, h *Hint) error {
 		return err
 	}
 	if !reached {
-		return fmt.Errorf("%w: the transaction on %s is not proven to see %s", ErrNoFreshReplica, p.server, h.Floor)
+		return fmt.Errorf("%w: the transaction on %s is not proven to see %s", ErrNoFreshReplica, p.server, need)
 	}
-	c.lease.floor = h.Floor
+	c.lease.floor = need
 	return nil
 }
 

@@ -36,19 +36,19 @@ func (c *Connector) floors(ctx context.Context, r *request, h *Hint) {
 	r.join(floor{lsn: h.Floor})
 	c.keep(ctx, r, h.scope)
 	if h.MaxStaleness > 0 {
-		r.join(floor{lsn: c.positionBefore(ctx, h.MaxStaleness)})
+		r.join(c.positionBefore(ctx, h.MaxStaleness))
 	}
 	if len(c.replicas) == 0 {
 		return
 	}
 	if c.config.MaxLag > 0 {
-		if lsn := c.positionBefore(ctx, c.config.MaxLag); lsn != unproven {
-			r.floor = max(r.floor, lsn)
+		if at := c.positionBefore(ctx, c.config.MaxLag); at.lsn != unproven {
+			r.soften(at)
 		}
 	}
 	if bytes := LSN(c.config.MaxLagBytes); bytes > 0 {
-		if lsn := c.positionBefore(ctx, lagBytesSample); lsn != unproven && lsn > bytes {
-			r.floor = max(r.floor, lsn-bytes)
+		if at := c.positionBefore(ctx, lagBytesSample); at.lsn != unproven && at.lsn > bytes {
+			r.soften(floor{at.timeline, at.lsn - bytes})
 		}
 	}
 }
@@ -63,6 +63,13 @@ type samples struct {
 	ring     [64]sample // guarded by mu
 	last     int        // index of the newest; guarded by mu
 	timeline uint32     // that of the primary, the highest one seen; guarded by mu
+}
+
+// current is the highest timeline of a primary that was met.
+func (s *samples) current() uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.timeline
 }
 
 // follow forgets the samples of timelines that have ended: a failover has put their primary aside.
@@ -114,20 +121,20 @@ func (s *samples) within(now time.Time, age time.Duration) (oldest sample, newes
 // positionBefore is a position that whoever has replayed it lags age at most. It asks the primary only when the newest
 // sample is older than a quarter of age, one caller at a time, so that replicas get time to reach a sample before it is
 // needed. It is unproven if the primary does not answer.
-func (c *Connector) positionBefore(ctx context.Context, age time.Duration) LSN {
+func (c *Connector) positionBefore(ctx context.Context, age time.Duration) floor {
 	now := time.Now()
 	oldest, newest := c.samples.within(now, age)
 	switch {
 	case oldest.lsn == 0:
 		asked, err := c.samplePrimary(ctx, now.Add(-age))
 		if err != nil {
-			return unproven
+			return floor{lsn: unproven}
 		}
-		return asked.lsn
+		return asked.floor
 	case newest > age/4 && len(c.asking) == 0:
 		_, _ = c.samplePrimary(ctx, now.Add(-age/4)) // for later reads; this one has its proof
 	}
-	return oldest.lsn
+	return oldest.floor
 }
 
 // samplePrimary asks the primary where it is, unless another one has been told after the given time.

@@ -93,21 +93,22 @@ func (s serverSet) count() int           { return bits.OnesCount64(uint64(s)) }
 
 // request is what one statement asks of the routing.
 type request struct {
-	readOnly    bool   // ReadOnly was said last
-	primary     bool   // Primary was said last
-	replicaOnly bool   // no fallback to the primary
-	isolation   bool   // an isolation that no standby gives (F12)
-	floor       LSN    // the least position the read must see; 0: none
-	hard        LSN    // the part of it that holds even while no primary answers
-	pinned      bool   // only the primary will do for the session
-	timeline    uint32 // the timeline of the floor; 0: any
-	scope       *scope // the sessions around the read
-	system      uint64 // their cluster
-	prefer      string // label of the replicas to try first
-	mayWait     bool   // there is time to wait for a replica
-	failStale   bool   // replica_on_stale=error
-	roundRobin  bool   // replica_balance=round_robin
-	turn        uint64 // counts reads: whose turn it is among equals
+	readOnly     bool   // ReadOnly was said last
+	primary      bool   // Primary was said last
+	replicaOnly  bool   // no fallback to the primary
+	isolation    bool   // an isolation that no standby gives (F12)
+	floor        LSN    // the least position the read must see; 0: none
+	hard         LSN    // the part of it that holds even while no primary answers
+	pinned       bool   // only the primary will do for the session
+	timeline     uint32 // the timeline of the floor; 0: any
+	hardTimeline uint32 // that of hard
+	scope        *scope // the sessions around the read
+	system       uint64 // their cluster
+	prefer       string // label of the replicas to try first
+	mayWait      bool   // there is time to wait for a replica
+	failStale    bool   // replica_on_stale=error
+	roundRobin   bool   // replica_balance=round_robin
+	turn         uint64 // counts reads: whose turn it is among equals
 }
 
 // view is what the routing sees of one replica.

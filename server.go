@@ -256,7 +256,7 @@ func (s *server) giveBack(p *physical) {
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
 func (s *server) reusable(p *physical) bool {
-	if p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) {
+	if p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
 		return false
 	}
 	hook := s.config.AfterRelease
@@ -269,6 +269,12 @@ func (s *server) reusable(p *physical) bool {
 		return nil
 	})
 	return keep
+}
+
+// promoted tells whether the primary's server was a standby when the connection learnt who it is, and says now that it is
+// none any more: what the connection knows of it is no longer so.
+func (p *physical) promoted() bool {
+	return p.id.inRecovery && !p.server.replica() && p.conn().ParameterStatus("in_hot_standby") != "on"
 }
 
 // keep puts a connection back among the idle ones, unless there are more than shells.

@@ -170,9 +170,7 @@ func (s *Session) Advance(t Token) {
 		if f.Resolve || all.Resolve || f.Instance != 0 {
 			known.marks = append(known.marks, &mark{state: markClosed})
 		}
-		if at := known.write.join(floor{f.Timeline, f.LSN}); at != known.write {
-			known.write, known.trusted = at, false
-		}
+		known.claim(floor{f.Timeline, f.LSN})
 	}
 }
 
@@ -200,20 +198,42 @@ func (s *Session) trail(c *Connector, system uint64) *trail {
 			t.marks = append(t.marks, &mark{state: markClosed})
 		}
 	}
-	all, _ := s.start.of(anyCluster)
+	all, general := s.start.of(anyCluster)
 	t.pinned = later(t.pinned, all.PinnedUntil)
 	if all.Resolve || s.marked || s.distrust {
 		t.marks = append(t.marks, &mark{state: markClosed})
 	}
-	if s.bare != 0 {
-		t.write, s.bare = t.write.join(floor{lsn: s.bare}), 0
+	if s.bare != 0 && system != 0 {
+		t.claim(floor{lsn: s.bare})
+		s.bare = 0
 	}
-	if len(s.start.Floors) > 0 && t.write.lsn == 0 && t.pinned.IsZero() && len(t.marks) == 0 {
+	if _, knows := s.start.Floor(system); len(s.start.Floors) > 0 && !knows && !general {
 		c.foreignTokens.Add(1)
 	}
 	t.trusted = t.write.lsn == 0
 	s.trails = append(s.trails, t)
 	return t
+}
+
+// claim joins a floor that somebody else tells of. Of two positions only one of which has a timeline nobody can tell which
+// is the higher one: the primary is asked.
+func (t *trail) claim(f floor) {
+	if f.lsn == 0 {
+		return
+	}
+	if t.write.lsn != 0 && (t.write.timeline == 0) != (f.timeline == 0) {
+		t.marks = append(t.marks, &mark{state: markClosed})
+	}
+	if at := t.write.join(f); at != t.write {
+		t.write, t.trusted = at, false
+	}
+}
+
+// readIn notes that something was read on p that is over now.
+func (s *Session) readIn(p *physical) {
+	c, system, instance := p.server.connector, p.id.system, p.hash()
+	s.beginRead(c, system, instance, p.server)
+	s.endRead(c, system, instance)
 }
 
 // open notes that a statement is about to be sent on p that may write, or that a transaction goes on there.
@@ -273,7 +293,7 @@ func (s *Session) CarryReads() {
 }
 
 // free tells whether a read on the instance needs no seen floor: all that the session has read since the last one was
-// read there. Otherwise it tells when the last of the other reads ended; those that go on have shown nothing yet. The
+// read there. Otherwise it tells until when the other reads may have shown something. The
 // seen floor comes with it: another goroutine may have raised it, and forgotten the reads that it covers, just now.
 func (s *Session) free(c *Connector, system uint64, instance uint32) (free bool, ended time.Time, seen floor) {
 	s.mu.Lock()
@@ -283,8 +303,10 @@ func (s *Session) free(c *Connector, system uint64, instance uint32) (free bool,
 	for _, r := range t.readers {
 		if r.instance != instance || instance == 0 {
 			free = false
-			if r.ended.After(ended) {
-				ended = r.ended
+			if r.running > 0 {
+				ended = time.Now() // it may have shown something by now
+			} else {
+				ended = later(ended, r.ended)
 			}
 		}
 	}
@@ -390,7 +412,7 @@ func (s *Session) covered(c *Connector, id *identity, at floor, marks []*mark, a
 		if m.pooled {
 			return now.After(m.expires)
 		}
-		return m.writer != id.life || !slices.Contains(alive, m.pid)
+		return !slices.Contains(alive, m.pid)
 	}
 	before := len(t.marks)
 	t.marks = slices.DeleteFunc(t.marks, settled)
@@ -430,11 +452,9 @@ func (s *Session) judge(c *Connector, system uint64, primary floor) bool {
 	t := s.trail(c, system)
 	claim := t.write
 	switch {
-	case t.trusted:
-		return true
 	case claim.timeline > primary.timeline:
 		return true // it is the primary that is behind
-	case claim.timeline != 0 && claim.timeline < primary.timeline, claim.lsn > primary.lsn:
+	case claim.timeline != 0 && claim.timeline < primary.timeline, !t.trusted && claim.lsn > primary.lsn:
 		t.write, t.trusted, s.changed = primary, true, true
 		return false
 	}
@@ -531,7 +551,7 @@ func (s *Session) TokenNow() Token {
 	// What is not about one cluster goes with a floor for any.
 	all, _ := token.of(anyCluster)
 	all.PinnedUntil = later(all.PinnedUntil, s.pinned)
-	all.Resolve = (all.Resolve || s.marked) && len(s.trails) == 0 // each trail has taken it over
+	all.Resolve = (all.Resolve || s.marked || s.bare != 0) && len(s.trails) == 0 // each trail has taken it over
 	if s.distrust && len(s.trails) == 0 {
 		all.PinnedUntil = later(all.PinnedUntil, now.Add(distrustFor))
 	}

@@ -10,6 +10,7 @@ import (
 // openTx is a transaction that the driver began itself, because it had to check a floor inside it. All others are
 // pgx's own. Like pgx's, it ends under the context that it began with, and an end that fails closes the connection.
 type openTx struct {
+	conn   *Conn
 	ctx    context.Context
 	p      *physical
 	closed bool
@@ -31,6 +32,7 @@ func (t *openTx) Rollback() error {
 }
 
 func (t *openTx) end(command string) (tag string, err error) {
+	defer t.conn.contain(&err)
 	if t.closed {
 		return "", pgx.ErrTxClosed
 	}
@@ -50,7 +52,8 @@ type tx struct {
 }
 
 // Commit implements driver.Tx.
-func (t *tx) Commit() error {
+func (t *tx) Commit() (err error) {
+	defer t.conn.contain(&err)
 	l := &t.conn.lease
 	if len(l.writers) > 0 && l.p != nil && !l.p.closed() && l.p.conn().TxStatus() == 'T' {
 		return t.conn.commitFor(t.ctx)
@@ -60,7 +63,8 @@ func (t *tx) Commit() error {
 }
 
 // Rollback implements driver.Tx: the sessions have nothing to see of it.
-func (t *tx) Rollback() error {
+func (t *tx) Rollback() (err error) {
+	defer t.conn.contain(&err)
 	t.conn.lease.endTx()
 	return t.Tx.Rollback()
 }
