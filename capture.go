@@ -78,7 +78,7 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	if c.primary.health.shuns(time.Now) {
 		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
 	}
-	patience, whole := c.patience(ctx)
+	patience, _ := c.patience(ctx)
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	select {
@@ -93,7 +93,7 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	if !c.primary.health.enter(time.Now) {
 		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
 	}
-	patience, whole = c.patience(ctx)
+	patience, whole := c.patience(ctx)
 	p, err := c.primary.lease(ctx, readWrite, patience)
 	if c.primary.tried(ctx, err, whole); err != nil {
 		return noPrimary(err)
