@@ -126,7 +126,8 @@ type OnPrimaryDown uint8
 const (
 	// PrimaryDownError returns ErrNoPrimary: "error" in a DSN.
 	PrimaryDownError OnPrimaryDown = iota
-	// PrimaryDownRead runs the statement on a replica, where a write fails with ErrNoPrimary: "read" in a DSN.
+	// PrimaryDownRead runs the statement on a replica, where a write fails with ErrNoPrimary: "read" in a DSN. It is not
+	// available in this version: NewConnector refuses it.
 	PrimaryDownRead
 )
 

@@ -42,6 +42,10 @@ func NewConnector(config *Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
+	if config.OnPrimaryDown == PrimaryDownRead {
+		// Better refused than accepted and not done.
+		return nil, configErrorf("", "replica_on_primary_down: %s is not available in this version", PrimaryDownRead)
+	}
 	c := &Connector{config: config, lifeOf: func(_ *server, id identity) life { return id.life }}
 	c.driver = &Driver{connector: c}
 	c.asking = make(chan struct{}, 1)
