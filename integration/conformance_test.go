@@ -392,6 +392,9 @@ var ours = regexp.MustCompile(`^(pgsplit: no primary: )?pgsplit: primary [^ ]+: 
 // address is a pointer as pgx prints one.
 var address = regexp.MustCompile(`\(0x[0-9a-f]+\)`)
 
+// databaseOID is how PostgreSQL names a database that a lock is in, since 19 in the context of a lock timeout.
+var databaseOID = regexp.MustCompile(`of database \d+`)
+
 // showError is all of an error that programs look at.
 func (r *run) showError(err error) string {
 	var s strings.Builder
@@ -417,7 +420,8 @@ func (r *run) showError(err error) string {
 	}
 	fmt.Fprintf(&s, " timeout %v, safe to retry %v: %s", pgconn.Timeout(err), pgconn.SafeToRetry(err),
 		ours.ReplaceAllString(err.Error(), ""))
-	return strings.NewReplacer(r.database, "DATABASE", r.application, "APPLICATION").Replace(address.ReplaceAllString(s.String(), "(ADDRESS)"))
+	text := databaseOID.ReplaceAllString(address.ReplaceAllString(s.String(), "(ADDRESS)"), "of database OID")
+	return strings.NewReplacer(r.database, "DATABASE", r.application, "APPLICATION").Replace(text)
 }
 
 // caseLimit is when a case has hung.
