@@ -32,7 +32,8 @@ var (
 	// ErrInvalidToken means a token that is torn, forged, or sealed with an unknown key.
 	ErrInvalidToken = errors.New("pgsplit: invalid token")
 
-	// ErrForeignToken means a token with a floor of a cluster that no open connector knows.
+	// ErrForeignToken means a token with a floor of a cluster that no open connector knows. Nothing returns it in this
+	// version: such floors are kept, not obeyed, and counted in Stats.ForeignTokens.
 	ErrForeignToken = errors.New("pgsplit: token of an unknown cluster")
 )
 

@@ -224,16 +224,7 @@ func TestABoundOnStalenessKnowsTheTimeline(t *testing.T) {
 		t.Fatal(err)
 	}
 	text(t, pgsplit.ReadOnly(ctx), db, whatAndWhere) // the replica's position is known
-	stop(t, old)
-	start(t, heir)
-	if err := heir.Promote(ctx); err != nil {
-		t.Fatal(err)
-	}
-	cluster.Primary = heir
-	eventually(t, "the new primary is found", func() bool {
-		_, err := db.ExecContext(ctx, "insert into notes values (500000)")
-		return err == nil
-	})
+	failOver(t, ctx, cluster, db, heir, 500000)
 	committed := time.Now()
 	const bound = 200 * time.Millisecond
 	eventually(t, "the row is older than the bound", func() bool { return time.Since(committed) > 2*bound })

@@ -2,6 +2,7 @@ package pgsplit_test
 
 import (
 	"context"
+	"database/sql"
 	"math"
 	"net"
 	"strconv"
@@ -306,6 +307,22 @@ func TestAWriteOfUnknownOutcomePinsTheSessionUntilItsBackendIsGone(t *testing.T)
 	})
 }
 
+// failOver stops the primary and promotes a replica that was stopped before and lacks the last of the log. The new primary
+// has been found when it has taken the row.
+func failOver(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster, db *sql.DB, heir *pgsplittest.Server, row int) {
+	t.Helper()
+	stop(t, cluster.Primary)
+	start(t, heir)
+	if err := heir.Promote(ctx); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Primary = heir
+	eventually(t, "the new primary is found", func() bool {
+		_, err := db.ExecContext(ctx, "insert into notes values ($1)", row)
+		return err == nil
+	})
+}
+
 // A standby is promoted without the last of the log: what the old tokens say is lost, and nobody pretends otherwise.
 func TestAfterALossyFailoverOldTokensGiveWayToNewOnes(t *testing.T) {
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
@@ -325,16 +342,7 @@ func TestAfterALossyFailoverOldTokensGiveWayToNewOnes(t *testing.T) {
 	if err := cluster.CatchUp(ctx); err != nil {
 		t.Fatal(err)
 	}
-	stop(t, old)
-	start(t, heir)
-	if err := heir.Promote(ctx); err != nil {
-		t.Fatal(err)
-	}
-	cluster.Primary = heir
-	eventually(t, "the new primary is found", func() bool {
-		_, err := db.ExecContext(ctx, "insert into notes values (5000)")
-		return err == nil
-	})
+	failOver(t, ctx, cluster, db, heir, 5000)
 	// More log than the old primary ever wrote, so that positions alone prove nothing.
 	exec(t, ctx, db, "insert into notes select i from generate_series(10001, 20000) i")
 	session = pgsplit.SessionFromToken(token)
