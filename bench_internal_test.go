@@ -24,7 +24,7 @@ var fourReplicas = []view{
 	{label: "near", weight: 1, position: 2000, inUse: 3},
 	{label: "near", weight: 2, position: 900, inUse: 1},
 	{label: "far", weight: 1, position: 2000},
-	{label: "far", weight: 1, position: 2000, down: true},
+	{label: "far", weight: 1, position: 2000, state: down},
 }
 
 func TestTheDecisionAllocatesNothing(t *testing.T) {
@@ -44,8 +44,9 @@ func leasing(t testing.TB, c *Connector, ctx context.Context) (once, giveBack fu
 	}
 	t.Cleanup(func() { _ = shell.Close() })
 	conn := shell.(*Conn)
+	var way course
 	take := func() {
-		if _, err := conn.take(ctx, hintOf(ctx), work{}); err != nil {
+		if _, err := conn.take(ctx, hintOf(ctx), work{}, &way); err != nil {
 			panic(err)
 		}
 	}

@@ -75,8 +75,8 @@ func (l *lease) settleWrites() {
 // askPrimary runs one question on a connection to the primary of its own, for no longer than a replica may take to let a
 // read in. One is asked at a time: whoever waited looks first whether the answer to another one will do.
 func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(context.Context, *physical) error) error {
-	if c.primary.health.shuns(time.Now) {
-		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
+	if err := c.primary.closedToReads(); err != nil {
+		return noPrimary(err)
 	}
 	patience, _ := c.patience(ctx)
 	waiting, cancel := context.WithTimeout(ctx, patience)
@@ -90,18 +90,19 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	if known() {
 		return nil
 	}
-	if !c.primary.health.enter(time.Now) {
-		return fmt.Errorf("%w: %w", ErrNoPrimary, errShunned)
-	}
-	patience, whole := c.patience(ctx)
+	patience, _ = c.patience(ctx)
 	p, err := c.primary.lease(ctx, readWrite, patience)
-	if c.primary.tried(ctx, err, whole); err != nil {
+	if err != nil {
 		return noPrimary(err)
 	}
 	defer c.primary.giveBack(p)
-	ctx, cancel = context.WithTimeout(ctx, patience)
+	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return ask(ctx, p)
+	err = ask(asking, p)
+	if err != nil && p.closed() && ctx.Err() == nil {
+		c.primary.doubt(err)
+	}
+	return err
 }
 
 // cluster is the system identifier of the connector's cluster, zero if no server could be asked for it.
@@ -113,14 +114,15 @@ func (c *Connector) cluster(ctx context.Context) uint64 {
 	if err := c.askPrimary(ctx, met, func(context.Context, *physical) error { return nil }); err != nil {
 		for _, s := range c.replicas {
 			patience, whole := c.patience(ctx)
-			if !s.health.enter(time.Now) {
+			if s.closedToReads() != nil {
 				continue
 			}
 			p, err := s.lease(ctx, readOnly, patience)
-			if s.tried(ctx, err, whole); err == nil {
+			if err == nil {
 				defer s.giveBack(p)
 				return p.id.system
 			}
+			s.notLetIn(ctx, err, whole)
 		}
 	}
 	return c.system.Load()

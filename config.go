@@ -19,6 +19,10 @@ const (
 	// defaultReplicaTimeout is Config.ReplicaTimeout when nothing else is said.
 	defaultReplicaTimeout = time.Second
 
+	// The defaults of Config.RetryMin and Config.RetryMax.
+	defaultRetryMin = 250 * time.Millisecond
+	defaultRetryMax = 2 * time.Second
+
 	// maxReplicas bounds Config.Replicas: a list longer than this is a mistake, not a cluster.
 	maxReplicas = 64
 
@@ -64,6 +68,11 @@ type Config struct {
 	// ReplicaTimeout is how long a read waits for a replica to let it in, and never over half of the deadline left, before
 	// it moves on. Default (0 as well): 1 second. DSN: replica_timeout.
 	ReplicaTimeout time.Duration
+
+	// RetryMin and RetryMax bound the pauses between two probes of a server that is down: they double from the one to the
+	// other, which for the primary is 1 second at most. Default (0 as well): 250 milliseconds and 2 seconds. DSN:
+	// replica_retry_min, replica_retry_max.
+	RetryMin, RetryMax time.Duration
 
 	// Balance chooses among the replicas that may serve a read. Default LeastBusy. DSN: replica_balance.
 	Balance Balance
@@ -126,8 +135,8 @@ type OnPrimaryDown uint8
 const (
 	// PrimaryDownError returns ErrNoPrimary: "error" in a DSN.
 	PrimaryDownError OnPrimaryDown = iota
-	// PrimaryDownRead runs the statement on a replica, where a write fails with ErrNoPrimary: "read" in a DSN. It is not
-	// available in this version: NewConnector refuses it.
+	// PrimaryDownRead runs the statement on a replica, where a write fails with ErrNoPrimary: "read" in a DSN. As soon as
+	// the primary accepts again nothing unhinted runs on a replica any more, but for transactions that began there.
 	PrimaryDownRead
 )
 
@@ -189,6 +198,15 @@ func (c *Config) prepared() (*Config, error) {
 	requirePrimary(p.Primary)
 	if p.ReplicaTimeout == 0 {
 		p.ReplicaTimeout = defaultReplicaTimeout
+	}
+	if p.RetryMin == 0 {
+		p.RetryMin = defaultRetryMin
+		if p.RetryMax > 0 {
+			p.RetryMin = min(p.RetryMin, p.RetryMax)
+		}
+	}
+	if p.RetryMax == 0 {
+		p.RetryMax = max(defaultRetryMax, p.RetryMin)
 	}
 	p.Replicas = nil
 	for _, r := range c.Replicas {
@@ -259,6 +277,12 @@ func (c *Config) validateOptions() error {
 		return configErrorf("", "MaxLagBytes is negative")
 	case c.ReplicaTimeout < 0:
 		return configErrorf("", "ReplicaTimeout is negative")
+	case c.RetryMin < 0:
+		return configErrorf("", "RetryMin is negative")
+	case c.RetryMax < 0:
+		return configErrorf("", "RetryMax is negative")
+	case c.RetryMax > 0 && c.RetryMax < c.RetryMin:
+		return configErrorf("", "RetryMax is below RetryMin")
 	case int(c.Balance) >= len(balanceWords):
 		return configErrorf("", "Balance has no meaning: %s", c.Balance)
 	case int(c.OnStale) >= len(onStaleWords):
@@ -458,8 +482,9 @@ func (c Config) String() string {
 		}
 		b.WriteString(r.String())
 	}
-	fmt.Fprintf(&b, "], MaxWait: %s, MaxLag: %s, MaxLagBytes: %d, ReplicaTimeout: %s, Balance: %s, OnStale: %s, OnPrimaryDown: %s, Tx: %s}",
-		c.MaxWait, c.MaxLag, c.MaxLagBytes, c.ReplicaTimeout, c.Balance, c.OnStale, c.OnPrimaryDown, c.Tx)
+	fmt.Fprintf(&b, "], MaxWait: %s, MaxLag: %s, MaxLagBytes: %d, ReplicaTimeout: %s, "+
+		"RetryMin: %s, RetryMax: %s, Balance: %s, OnStale: %s, OnPrimaryDown: %s, Tx: %s}",
+		c.MaxWait, c.MaxLag, c.MaxLagBytes, c.ReplicaTimeout, c.RetryMin, c.RetryMax, c.Balance, c.OnStale, c.OnPrimaryDown, c.Tx)
 	return b.String()
 }
 

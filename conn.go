@@ -169,18 +169,20 @@ type work struct {
 	readOnly  bool // TxOptions.ReadOnly
 	harmless  bool // it cannot write, whatever the context says
 	ping      bool
+	foreign   bool // what runs is not ours, and takes as long as it likes
 }
 
 // run leads one call to its server. Where pgx says that nothing was sent because the connection was dead, and nothing
-// depended on this very connection, the call goes to another one.
+// depended on this very connection, the call goes to another one. A read that a replica could not serve moves on (G6).
 func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly bool) error) error {
+	var way course
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		h := hintOf(ctx)
-		readOnly, err := c.take(ctx, h, w)
-		if err == nil && h.scope != nil && !readOnly && !w.begin && !w.harmless {
+		readOnly, err := c.take(ctx, h, w, &way)
+		if err == nil && h.scope != nil && !readOnly && !c.lease.standIn && !w.begin && !w.harmless {
 			err = c.noteWrite(h.scope)
 		}
 		if err != nil {
@@ -188,27 +190,42 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 		}
 		p := c.lease.p
 		again := !c.lease.used && p.leases > 1 // nothing depends on this connection, and it was not opened just now
+		movable := readOnly && !c.lease.held && !c.lease.inCallersTx()
 		c.lease.used = true
 		p.server.stats.statements.Add(1)
 		*p.begun = false
+		watched := p.server.replica() && !w.foreign
+		if watched {
+			p.awaitReply(ctx, movable)
+		}
 		err = call(p, readOnly)
 		if c.lease.wrapped && *p.begun {
 			// The caller's BEGIN found our own transaction open: it is the caller's from now on, read only as the hint said.
 			c.lease.wrapped, c.lease.hinted = false, true
 		}
+		aborted := watched && p.replied(err)
 		if err == nil {
 			return nil
 		}
-		if errors.Is(err, driver.ErrBadConn) {
-			if ctx.Err() != nil {
+		if ctx.Err() != nil {
+			if errors.Is(err, driver.ErrBadConn) {
 				return ctx.Err()
 			}
-			if again {
-				c.release()
-				continue
-			}
-			return err
+			return c.explain(err, readOnly)
 		}
-		return c.explain(err, readOnly)
+		if p.closed() && lost(err) {
+			p.server.doubt(err)
+		}
+		switch {
+		case errors.Is(err, driver.ErrBadConn) && again:
+			c.release()
+		case movable && watched && (aborted || p.elsewhere(err)):
+			way.failed(p.server, err)
+			c.release()
+		case errors.Is(err, driver.ErrBadConn):
+			return err
+		default:
+			return c.explain(err, readOnly)
+		}
 	}
 }

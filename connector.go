@@ -42,16 +42,14 @@ func NewConnector(config *Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	if config.OnPrimaryDown == PrimaryDownRead {
-		// Better refused than accepted and not done.
-		return nil, configErrorf("", "replica_on_primary_down: %s is not available in this version", PrimaryDownRead)
-	}
 	c := &Connector{config: config, lifeOf: func(_ *server, id identity) life { return id.life }}
 	c.driver = &Driver{connector: c}
 	c.asking = make(chan struct{}, 1)
 	c.primary = newServer(c, rolePrimary, addressesOf(config.Primary)[0].String(), Replica{Pool: config.Primary})
-	for _, r := range config.Replicas {
-		c.replicas = append(c.replicas, newServer(c, roleReplica, r.name(), r))
+	for i, r := range config.Replicas {
+		s := newServer(c, roleReplica, r.name(), r)
+		s.index = i
+		c.replicas = append(c.replicas, s)
 	}
 	return c, nil
 }
@@ -73,8 +71,8 @@ func (c *Connector) Connect(context.Context) (driver.Conn, error) {
 		return nil, errClosed
 	}
 	c.shells.Add(1)
-	c.primary.fill()
-	for _, s := range c.replicas {
+	for s := range c.servers {
+		s.wake()
 		s.fill()
 	}
 	return &Conn{connector: c}, nil
@@ -88,8 +86,7 @@ func (c *Connector) Driver() driver.Driver { return c.driver }
 func (c *Connector) Close() error {
 	c.closeOnce.Do(func() {
 		c.closed.Store(true)
-		c.primary.close()
-		for _, s := range c.replicas {
+		for s := range c.servers {
 			s.close()
 		}
 	})
@@ -99,9 +96,31 @@ func (c *Connector) Close() error {
 // shellClosed retires what the closed shell's place kept.
 func (c *Connector) shellClosed() {
 	c.shells.Add(-1)
-	c.primary.trim()
-	for _, s := range c.replicas {
+	for s := range c.servers {
 		s.trim()
+	}
+}
+
+// servers yields the primary, then the replicas in the order of the configuration.
+func (c *Connector) servers(yield func(*server) bool) {
+	if !yield(c.primary) {
+		return
+	}
+	for _, s := range c.replicas {
+		if !yield(s) {
+			return
+		}
+	}
+}
+
+// ReportError tells that a statement which ran on the server of that name (Decision.Server) met err, as read from rows,
+// for instance. If the error says something about the server, which errors of SQL and of contexts do not, the server is
+// probed, and gets no reads meanwhile.
+func (c *Connector) ReportError(server string, err error) {
+	for s := range c.servers {
+		if s.name == server && blames(err) {
+			s.doubt(err)
+		}
 	}
 }
 
@@ -123,7 +142,7 @@ func (c *Connector) look(views []view, r *request) []view {
 			weight:   s.weight,
 			inUse:    int(s.inUse.Load()),
 			position: LSN(s.position.Load()),
-			down:     s.health.shuns(time.Now),
+			state:    s.health.state(),
 			stays:    s == stays,
 		}
 		v.unasked = floor != 0 && v.position < floor && now.Sub(time.Unix(0, s.asked.Load())) > askAgain

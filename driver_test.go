@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -92,11 +91,4 @@ func TestUnhintedStatementsRunOnThePrimaryAndReadOnlyOnesOnReplicas(t *testing.T
 		t.Fatal(err)
 	}
 	t.Logf("%+v", c.Stats())
-}
-
-func TestAParameterThatIsNotAvailableYetIsRefused(t *testing.T) {
-	_, err := sql.Open("pgsplit", "postgres://db1?replica=db2&replica_on_primary_down=read")
-	if !errors.Is(err, pgsplit.ErrConfig) || !strings.Contains(err.Error(), "replica_on_primary_down") {
-		t.Error(err)
-	}
 }

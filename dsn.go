@@ -144,14 +144,18 @@ var parameters = []parameter{
 	},
 	{
 		"replica_timeout",
-		func(c *Config, v string) (err error) {
-			c.ReplicaTimeout, err = parseDuration(v)
-			if err == nil && c.ReplicaTimeout == 0 {
-				err = errors.New("must be more than 0")
-			}
-			return err
-		},
+		func(c *Config, v string) (err error) { c.ReplicaTimeout, err = parsePause(v); return err },
 		func(c *Config) string { return formatDuration(c.ReplicaTimeout, defaultReplicaTimeout) },
+	},
+	{
+		"replica_retry_min",
+		func(c *Config, v string) (err error) { c.RetryMin, err = parsePause(v); return err },
+		func(c *Config) string { return formatDuration(c.RetryMin, defaultRetryMin) },
+	},
+	{
+		"replica_retry_max",
+		func(c *Config, v string) (err error) { c.RetryMax, err = parsePause(v); return err },
+		func(c *Config) string { return formatDuration(c.RetryMax, max(defaultRetryMax, c.RetryMin)) },
 	},
 	{
 		"replica_balance",
@@ -202,6 +206,15 @@ func parseDuration(v string) (time.Duration, error) {
 		return 0, errors.New("must not be negative")
 	}
 	return d, nil
+}
+
+// parsePause parses a duration that cannot be 0.
+func parsePause(v string) (time.Duration, error) {
+	d, err := parseDuration(v)
+	if err == nil && d == 0 {
+		err = errors.New("must be more than 0")
+	}
+	return d, err
 }
 
 func formatDuration(d, byDefault time.Duration) string {

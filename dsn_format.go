@@ -278,6 +278,8 @@ func difference(a, b *Config) string {
 		return "MaxLagBytes"
 	case a.ReplicaTimeout != b.ReplicaTimeout:
 		return "ReplicaTimeout"
+	case a.RetryMin != b.RetryMin, a.RetryMax != b.RetryMax:
+		return "RetryMin or RetryMax"
 	case a.Balance != b.Balance, a.OnStale != b.OnStale, a.OnPrimaryDown != b.OnPrimaryDown, a.Tx != b.Tx:
 		return "Balance, OnStale, OnPrimaryDown or Tx"
 	case len(a.Replicas) != len(b.Replicas):

@@ -167,13 +167,13 @@ func TestEveryParameterSetsItsField(t *testing.T) {
 	isolatePGEnv(t)
 	want := Config{
 		MaxWait: 100 * time.Millisecond, MaxLag: 10 * time.Second, MaxLagBytes: 64 << 20, ReplicaTimeout: 2 * time.Second,
-		Balance: RoundRobin, OnStale: StaleError, OnPrimaryDown: PrimaryDownRead, Tx: TxReadOnly,
+		RetryMin: 100 * time.Millisecond, RetryMax: 5 * time.Second, Balance: RoundRobin, OnStale: StaleError, OnPrimaryDown: PrimaryDownRead, Tx: TxReadOnly,
 	}
 	for _, dsn := range []string{
 		"postgres://db1/shop?replica_max_wait=100ms&replica_max_lag=10s&replica_max_lag_bytes=64MB&replica_timeout=2s" +
-			"&replica_balance=round_robin&replica_on_stale=error&replica_on_primary_down=read&replica_tx=readonly",
+			"&replica_retry_min=100ms&replica_retry_max=5s&replica_balance=round_robin&replica_on_stale=error&replica_on_primary_down=read&replica_tx=readonly",
 		"host=db1 replica_max_wait=100ms replica_max_lag=10s replica_max_lag_bytes='64 MB' replica_timeout=2s " +
-			"replica_balance=round_robin replica_on_stale=error replica_on_primary_down=read replica_tx=readonly",
+			"replica_retry_min=100ms replica_retry_max=5s replica_balance=round_robin replica_on_stale=error replica_on_primary_down=read replica_tx=readonly",
 	} {
 		got := *mustParse(t, dsn)
 		got.Primary, got.Replicas = nil, nil
@@ -185,7 +185,7 @@ func TestEveryParameterSetsItsField(t *testing.T) {
 
 func TestTheDefaultsNeedNoParameter(t *testing.T) {
 	isolatePGEnv(t)
-	want := Config{ReplicaTimeout: time.Second}
+	want := Config{ReplicaTimeout: time.Second, RetryMin: 250 * time.Millisecond, RetryMax: 2 * time.Second}
 	for _, dsn := range []string{
 		"postgres://db1/shop",
 		"postgres://db1/shop?replica_max_wait=0&replica_max_lag=0s&replica_max_lag_bytes=0&replica_balance=least_busy" +
@@ -228,6 +228,7 @@ func TestAnUnusableParameterIsAnErrorThatNamesIt(t *testing.T) {
 		{"replica_max_lag_bytes=64", []string{"replica_max_lag_bytes", "unit"}},
 		{"replica_max_lag_bytes=-64MB", []string{"replica_max_lag_bytes", "negative"}},
 		{"replica_timeout=0", []string{"replica_timeout", "more than 0"}},
+		{"replica_retry_min=0s", []string{"replica_retry_min", "more than 0"}},
 		{"replica_balance=random", []string{"replica_balance", "least_busy or round_robin"}},
 		{"replica_on_stale=read", []string{"replica_on_stale", "primary or error"}},
 		{"replica_on_primary_down=fail", []string{"replica_on_primary_down", "error or read"}},
@@ -705,8 +706,8 @@ func TestFormatDSNWritesWhatParseDSNReads(t *testing.T) {
 			"postgres://app:pw@db1/shop?replica=db2 postgres://reader:pw2@db3:5432/?label=eu&name=c&pool_max_conns=3&weight=2",
 		},
 		{
-			"postgres://db1/shop?replica_timeout=5s&replica_max_lag_bytes=65536kB&replica_balance=round_robin&pool_max_conns=2&pool_health_check_period=2m",
-			"postgres://db1/shop?pool_health_check_period=2m0s&pool_max_conns=2&replica_balance=round_robin&replica_max_lag_bytes=64MB&replica_timeout=5s",
+			"postgres://db1/shop?replica_retry_max=100ms&replica_timeout=5s&replica_max_lag_bytes=65536kB&replica_balance=round_robin&pool_max_conns=2&pool_health_check_period=2m",
+			"postgres://db1/shop?pool_health_check_period=2m0s&pool_max_conns=2&replica_balance=round_robin&replica_max_lag_bytes=64MB&replica_retry_max=100ms&replica_retry_min=100ms&replica_timeout=5s",
 		},
 		{"postgres:///shop?user=&host=&port=&password=", "postgres:///shop?host=&password=&port=&user="},
 	} {

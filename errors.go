@@ -39,9 +39,20 @@ var (
 
 // SQLSTATEs that decide something here.
 const (
-	codeActiveTx   = "25001" // active_sql_transaction
-	codeReadOnly   = "25006" // read_only_sql_transaction
-	codeInRecovery = "55000" // object_not_in_prerequisite_state: what pg_current_wal_* say on a standby (F12)
+	codeActiveTx         = "25001" // active_sql_transaction
+	codeReadOnly         = "25006" // read_only_sql_transaction
+	codeInRecovery       = "55000" // object_not_in_prerequisite_state: what pg_current_wal_* say on a standby (F12)
+	codeSerialization    = "40001" // serialization_failure: on a standby a conflict with recovery
+	codeDeadlock         = "40P01" // deadlock_detected: on a standby a deadlock with recovery
+	codeTooMany          = "53300" // too_many_connections
+	codeAdminShutdown    = "57P01" // admin_shutdown
+	codeCrashShutdown    = "57P02" // crash_shutdown
+	codeCannotConnectNow = "57P03" // cannot_connect_now
+	codeDatabaseDropped  = "57P04" // database_dropped
+	codeUndefinedTable   = "42P01" // undefined_table
+	codeUndefinedColumn  = "42703" // undefined_column
+	codeUndefinedObject  = "42704" // undefined_object
+	codeUndefinedFunc    = "42883" // undefined_function
 )
 
 // explain adds what only the driver knows to an error of the server. Everything else goes to the caller as it came.
@@ -54,7 +65,7 @@ func (c *Conn) explain(err error, readOnly bool) error {
 	switch {
 	case readOnly:
 		return fmt.Errorf("%w (on %s): %w", ErrReadOnly, p.server, err)
-	case p.id.inRecovery:
+	case p.id.inRecovery, c.lease.standIn:
 		return fmt.Errorf("%w: %s is in recovery: %w", ErrNoPrimary, p.server, err)
 	}
 	return err
@@ -68,16 +79,23 @@ func noPrimary(err error) error {
 	switch {
 	case errors.Is(err, errClosed), isBusy(err), errors.As(err, &hook), errors.Is(err, driver.ErrBadConn):
 		return err
-	case errors.As(err, &pgErr) && pgErr.Code != "57P03" && !strings.HasPrefix(pgErr.Code, "08"):
+	case errors.As(err, &pgErr) && !unavailable(pgErr.Code) && !strings.HasPrefix(pgErr.Code, "08"):
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrNoPrimary, err)
 }
 
+// IsNoPrimary tells whether a statement failed because there is no primary that accepts it: none could be reached, or
+// what answered refused the write because it is in recovery.
+func IsNoPrimary(err error) bool { return errors.Is(err, ErrNoPrimary) }
+
 // nowhere is the error of a read that no server may serve.
 func nowhere(r Reason, failures error) error {
 	err := ErrNoReplica
-	if r == ReasonNoFreshReplica {
+	switch r {
+	case ReasonNoPrimary:
+		return failures
+	case ReasonNoFreshReplica:
 		err = ErrNoFreshReplica
 	}
 	if failures == nil {

@@ -6,71 +6,148 @@ import (
 	"time"
 )
 
-// How long a server that did not let a connection in is left alone: doubling from the first to the last.
+// state is what a server is good for.
+type state uint32
+
 const (
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 2 * time.Second
+	// healthy: it takes requests.
+	healthy state = iota
+	// refusing: it lets no new connection in; those at hand go on.
+	refusing
+	// suspect: something went wrong on a connection to it. Reads go elsewhere while anybody else can serve them, until a
+	// probe has told.
+	suspect
+	// down: it gets no requests until a probe gets in.
+	down
 )
 
-// health remembers whether a server lets connections in. While it does not, one caller at a time may try again, and
-// only once the pause is over; all others pass it by.
+var stateNames = [...]string{healthy: "healthy", refusing: "refusing", suspect: "suspect", down: "down"}
+
+func (s state) String() string { return stateNames[s] }
+
+// event is what happened at a server.
+type event uint8
+
+const (
+	letIn       event = iota // a new connection was let in
+	refused                  // it answered, but lets no new connection in
+	unreachable              // no connection can be made to it
+	doubted                  // a connection was lost, or no reply came in time
+	mute                     // no reply came, but it is the caller's own deadline that calls that late
+)
+
+// becomes is the state after the event.
+func (s state) becomes(e event) state {
+	switch {
+	case e == letIn:
+		return healthy
+	case e == refused:
+		return refusing
+	case e == unreachable, s == down:
+		return down
+	case e == mute:
+		return s
+	}
+	return suspect
+}
+
+// health is the state of one server. It starts nothing and reads no clock: what happens is told to it with the time, and
+// it answers when the server has to be probed. At most one probe is due or under way at a time.
 type health struct {
-	down atomic.Bool // the hot path's copy of failures > 0
+	now atomic.Uint32 // the state, for the hot path
 
 	mu       sync.Mutex
-	failures int       // since the last success; guarded by mu
-	retryAt  time.Time // guarded by mu
-	trying   bool      // somebody is trying now; guarded by mu
+	since    time.Time // when it came into its state; guarded by mu
+	cause    error     // of a state that is not healthy; guarded by mu
+	failures int       // probes that were due since it was healthy; guarded by mu
+	pending  bool      // a probe is due or under way; guarded by mu
+	mute     bool      // it is due because of a mute, so that a healthy server is probed, too; guarded by mu
 }
 
-// shuns tells whether the server is to be passed by.
-func (h *health) shuns(now func() time.Time) bool {
-	if !h.down.Load() {
+func (h *health) state() state { return state(h.now.Load()) }
+
+// retry is between which bounds the pauses between two probes double.
+type retry struct {
+	first, last time.Duration
+	jitter      func() float64 // below 1: how much of a quarter of the pause is left out
+}
+
+func (r retry) pause(failures int) time.Duration {
+	pause := r.last
+	if failures < 20 {
+		pause = min(r.first<<failures, r.last)
+	}
+	return pause - time.Duration(r.jitter()*float64(pause/4))
+}
+
+// on takes in what happened, and tells whether the state is another one now, and whether a probe is due and after which
+// pause.
+func (h *health) on(e event, at time.Time, cause error, r retry) (changed, probe bool, pause time.Duration) {
+	if e == letIn && h.state() == healthy {
+		return false, false, 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was := h.state()
+	is := was.becomes(e)
+	if e != mute && (e != doubted || was != down) {
+		h.cause = cause
+	}
+	if changed = is != was; changed {
+		h.since = at
+		h.now.Store(uint32(is))
+	}
+	if e == letIn {
+		h.failures = 0
+		return changed, false, 0
+	}
+	if h.pending {
+		return changed, false, 0
+	}
+	h.pending, h.mute = true, e == mute
+	if is == suspect || e == mute {
+		return changed, true, 0
+	}
+	pause = r.pause(h.failures)
+	h.failures++
+	return changed, true, pause
+}
+
+// begin claims the probe that is due. A server that has become healthy meanwhile is not probed.
+func (h *health) begin() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state() == healthy && !h.mute {
+		h.pending = false
+	}
+	h.mute = false
+	return h.pending
+}
+
+// end tells that the probe is over, or will not take place.
+func (h *health) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pending = false
+}
+
+// resume tells whether a probe is due that nobody has arranged: those of before ended with the last shell.
+func (h *health) resume() bool {
+	if h.state() == healthy {
 		return false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.trying || now().Before(h.retryAt)
-}
-
-// enter claims the right to try a server. It always succeeds for one that is up.
-func (h *health) enter(now func() time.Time) bool {
-	if !h.down.Load() {
-		return true
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.failures > 0 && (h.trying || now().Before(h.retryAt)) {
+	if h.pending {
 		return false
 	}
-	h.trying = h.failures > 0
+	h.pending = true
 	return true
 }
 
-// succeeded readmits the server at once.
-func (h *health) succeeded() {
-	if !h.down.Load() {
-		return
-	}
+// why is what made the server what it is.
+func (h *health) why() (since time.Time, cause error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.failures, h.trying = 0, false
-	h.down.Store(false)
-}
-
-// failed counts a try that the server did not let in.
-func (h *health) failed(now time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.retryAt = now.Add(min(firstRetry<<min(h.failures, 10), lastRetry))
-	h.failures++
-	h.trying = false
-	h.down.Store(true)
-}
-
-// abandoned ends a try that proved nothing: the caller went away.
-func (h *health) abandoned() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.trying = false
+	return h.since, h.cause
 }

@@ -17,6 +17,7 @@ type lease struct {
 	hinted  bool // the caller's transaction is read only because its context said so
 	used    bool // a call ran on it before
 	inTx    bool // inside a transaction of BeginTx that may write
+	standIn bool // a replica serves what asked for the primary
 	floor   LSN  // proven when the statement or the transaction began
 
 	writers []writer   // sessions on whose behalf it may have written
@@ -28,14 +29,15 @@ type lease struct {
 func (l *lease) inCallersTx() bool { return l.p.inTx() && !l.wrapped }
 
 // take makes the lease the one that the call is to run on, and tells whether it must not write.
-func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err error) {
+func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly bool, err error) {
 	if c.closed {
 		return false, driver.ErrBadConn
 	}
 	r := c.connector.request(h, w)
 	l := &c.lease
 	if l.p == nil {
-		return r.readOnly, c.acquire(ctx, &r, h, w)
+		readOnly = r.readOnly
+		return readOnly, c.acquire(ctx, &r, h, w, way)
 	}
 	switch {
 	case l.p.closed():
@@ -49,7 +51,7 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 		return false, errRowsOpen
 	case l.inCallersTx():
 		c.decided(ctx, ReasonInTx, l.floor)
-		readOnly := !l.held || l.hinted
+		readOnly := !l.held && !l.standIn || l.hinted
 		err := c.recheck(ctx, h)
 		if err == nil && readOnly && h.scope != nil {
 			r.scope = h.scope
@@ -93,6 +95,7 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 		reason, err := c.prove(asking, l.p, &r, w, 0)
 		cancel()
 		if err == nil && reason != ReasonReplicasBehind {
+			l.standIn = false
 			c.decided(ctx, reason, r.floor)
 			c.noteRead(&r)
 			return true, nil
@@ -103,7 +106,8 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work) (readOnly bool, err er
 		r = c.connector.request(h, w) // elsewhere
 	}
 	c.release()
-	return r.readOnly, c.acquire(ctx, &r, h, w)
+	readOnly = r.readOnly
+	return readOnly, c.acquire(ctx, &r, h, w, way)
 }
 
 // request is what the hint and the call ask of the routing; floors adds what the read must see.
@@ -119,27 +123,31 @@ func (c *Connector) request(h *Hint, w work) request {
 	}
 }
 
+// course is one call's way over the servers: it tries each once.
+type course struct {
+	progress
+	failures error // of the servers that did not let it in, or could not serve it
+	answer   error // what a server answered that another one might answer otherwise
+}
+
 // acquire leases a connection for the call, replica after replica and then the primary, as next says. On an error the
 // shell holds none.
-func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
+func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *course) error {
 	co := c.connector
 	if r.readOnly {
-		r.turn = co.turn.Add(1)
-		co.floors(ctx, r, h)
-		c.views = co.look(c.views, r)
+		c.lookAround(ctx, r, h)
 	}
-	var (
-		p        progress
-		failures error // of the replicas that did not let the read in
-	)
 	budget := co.waitBudget(ctx, h)
 	r.mayWait = budget > 0
 	for {
-		s := next(r, c.views, p)
+		s := next(r, c.views, p.progress)
 		switch {
 		case s.target == toNowhere:
 			c.decided(ctx, s.reason, r.floor)
-			return nowhere(s.reason, failures)
+			if p.answer != nil {
+				return p.answer
+			}
+			return nowhere(s.reason, p.failures)
 		case s.target == toPrimary:
 			err := c.acquirePrimary(ctx, r, w)
 			if err == nil {
@@ -147,18 +155,22 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 				c.noteRead(r)
 				return nil
 			}
-			if r.floor > r.hard && errors.Is(err, ErrNoPrimary) {
+			p.failures = errors.Join(p.failures, err)
+			if !errors.Is(err, ErrNoPrimary) || !r.readOnly && !co.mayStandIn(r) {
+				c.decided(ctx, ReasonNoPrimary, r.floor)
+				return p.failures
+			}
+			p.noPrimary = true
+			if !r.readOnly {
+				r.standIn = true
+				c.lookAround(ctx, r, h)
+			}
+			if r.floor > r.hard {
 				// Replicas may lag more while no primary answers, but never behind what the caller has seen.
-				r.floor, r.timeline, r.failStale, r.replicaOnly = r.hard, r.hardTimeline, true, true
+				r.floor, r.timeline = r.hard, r.hardTimeline
 				p.tried, p.behind, p.waited = p.tried&^p.behind, 0, true
-				failures = errors.Join(failures, err)
-				continue
 			}
-			c.decided(ctx, ReasonNoPrimary, r.floor)
-			if p.behind != 0 || r.pinned {
-				err = fmt.Errorf("%w: %w", ErrNoFreshReplica, err)
-			}
-			return errors.Join(err, failures)
+			continue
 		}
 		wait := time.Duration(0)
 		if s.wait {
@@ -169,6 +181,9 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 		reason, err := c.acquireReplica(ctx, co.replicas[s.target], r, w, wait)
 		switch {
 		case err == nil && reason != ReasonReplicasBehind:
+			if c.lease.standIn = r.standIn; r.standIn {
+				reason = ReasonPrimaryDown
+			}
 			c.decided(ctx, reason, r.floor)
 			c.noteRead(r)
 			return nil
@@ -178,9 +193,21 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work) error {
 		case ctx.Err() != nil:
 			return contextError(ctx, err)
 		default:
-			failures = errors.Join(failures, err)
+			p.failures = errors.Join(p.failures, err)
 		}
 	}
+}
+
+// lookAround sees what the read has to see, and how the replicas are.
+func (c *Conn) lookAround(ctx context.Context, r *request, h *Hint) {
+	r.turn = c.connector.turn.Add(1)
+	c.connector.floors(ctx, r, h)
+	c.views = c.connector.look(c.views, r)
+}
+
+// mayStandIn tells whether a replica may serve the call, which asked for the primary by saying nothing.
+func (c *Connector) mayStandIn(r *request) bool {
+	return c.config.OnPrimaryDown == PrimaryDownRead && !r.primary && !r.isolation && len(c.replicas) > 0
 }
 
 // acquirePrimary leases a connection to the primary. A server in recovery at the primary's address has to prove a floor
@@ -189,6 +216,9 @@ func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
 	s, a := c.connector.primary, readWrite
 	if r.readOnly {
 		a = readOnly
+		if err := s.closedToReads(); err != nil {
+			return noPrimary(err)
+		}
 	}
 	p, err := s.lease(ctx, a, 0)
 	if err != nil {
@@ -198,7 +228,6 @@ func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
 		s.stats.failures.Add(1)
 		return noPrimary(err)
 	}
-	s.health.succeeded()
 	c.lease = lease{p: p, held: !r.readOnly && !w.harmless, floor: r.floor}
 	if !r.readOnly {
 		return nil
@@ -228,12 +257,10 @@ func (c *Conn) provePrimary(ctx context.Context, p *physical, r *request, w work
 // acquireReplica leases a connection to the replica and proves the floor on it, waiting for the floor if wait says so.
 // ReasonReplicasBehind means that it is not proven. The shell holds no lease then, nor after an error.
 func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work, wait time.Duration) (Reason, error) {
-	if !s.health.enter(time.Now) {
-		return 0, errShunned
-	}
 	patience, whole := c.connector.patience(ctx)
 	p, err := s.lease(ctx, readOnly, patience)
-	if s.tried(ctx, err, whole); err != nil {
+	if err != nil {
+		s.notLetIn(ctx, err, whole)
 		return 0, err
 	}
 	c.lease = lease{p: p}
@@ -246,36 +273,35 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 	}
 	reason, err := c.prove(asking, p, r, w, wait)
 	if err != nil || reason == ReasonReplicasBehind {
-		if err == nil {
+		switch {
+		case err == nil:
 			s.stats.refusals.Add(1)
-		} else if ctx.Err() == nil && asking.Err() != nil {
-			s.tried(ctx, err, whole)
+		case ctx.Err() == nil && (asking.Err() == nil && p.closed() || asking.Err() != nil && whole):
+			s.stats.failures.Add(1)
+			s.doubt(err)
 		}
 		c.release()
 	}
 	return reason, err
 }
 
-// tried takes note of how an attempt ended that had patience, and whether that was all of replica_timeout. What the
-// caller's deadline or our own bound on connections ended says nothing about the server.
-func (s *server) tried(ctx context.Context, err error, whole bool) {
-	switch {
-	case err == nil:
-		s.health.succeeded()
-	case ctx.Err() != nil, isBusy(err), errors.Is(err, context.DeadlineExceeded) && !whole:
-		s.health.abandoned()
-	default:
-		s.stats.failures.Add(1)
-		s.health.failed(time.Now())
+// notLetIn takes note that a lease failed; whole tells that it had all of replica_timeout. What the caller's deadline or
+// our own bound on connections ended says nothing about the server.
+func (s *server) notLetIn(ctx context.Context, err error, whole bool) {
+	var shut errShut
+	late := errors.Is(err, context.DeadlineExceeded)
+	if ctx.Err() != nil || isBusy(err) || errors.As(err, &shut) || late && !whole {
+		return
+	}
+	s.stats.failures.Add(1)
+	if late {
+		s.happened(unreachable, err)
 	}
 }
 
 // errRowsOpen stands for pgx's own error, which says that nothing was sent and so would become driver.ErrBadConn: sql.DB
 // would close a connection that is fine.
 var errRowsOpen = errors.New("pgsplit: conn busy: the rows of an earlier query are still open")
-
-// errShunned is a replica that another caller is just trying again.
-var errShunned = errors.New("pgsplit: the replica is down")
 
 // patience is how long a replica may take to let the read in, and whether that is all of replica_timeout.
 func (c *Connector) patience(ctx context.Context) (time.Duration, bool) {

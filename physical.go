@@ -46,6 +46,7 @@ type physical struct {
 	checkPrepared bool   // the server holds checkStatement
 	unturned      string // what turn found the session's read-only setting to be
 	statements    statements
+	reply         reply
 }
 
 func (p *physical) conn() *pgconn.PgConn { return p.pg.PgConn() }
@@ -402,6 +403,9 @@ func (p *physical) close() {
 	if p.inst != nil {
 		p.server.connector.instances.leave(p.inst)
 	}
+	p.server.mu.Lock()
+	delete(p.server.conns, p)
+	p.server.mu.Unlock()
 }
 
 const closeTimeout = 5 * time.Second

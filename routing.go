@@ -38,6 +38,10 @@ const (
 	ReasonReplicasBehind
 	// ReasonReplicasDown: the primary, because no replica let the read in.
 	ReasonReplicasDown
+	// ReasonMovedOn: the primary, because the replicas that began to serve the read could not.
+	ReasonMovedOn
+	// ReasonPrimaryDown: a replica, though the context said nothing, because no primary accepts (PrimaryDownRead).
+	ReasonPrimaryDown
 	// ReasonNoPrimary: nowhere, the primary did not let the statement in (ErrNoPrimary).
 	ReasonNoPrimary
 	// ReasonNoReplica: nowhere, ReplicaOnly and no replica let the read in (ErrNoReplica).
@@ -62,6 +66,8 @@ var reasonNames = [reasonCount]string{
 	ReasonNoReplicas:     "no_replicas",
 	ReasonReplicasBehind: "replicas_behind",
 	ReasonReplicasDown:   "replicas_down",
+	ReasonMovedOn:        "moved_on",
+	ReasonPrimaryDown:    "primary_down",
 	ReasonNoPrimary:      "no_primary",
 	ReasonNoReplica:      "no_replica",
 	ReasonNoFreshReplica: "no_fresh_replica",
@@ -96,6 +102,7 @@ type request struct {
 	readOnly     bool   // ReadOnly was said last
 	primary      bool   // Primary was said last
 	replicaOnly  bool   // no fallback to the primary
+	standIn      bool   // nothing was said, but a replica will do while no primary accepts
 	isolation    bool   // an isolation that no standby gives (F12)
 	floor        LSN    // the least position the read must see; 0: none
 	hard         LSN    // the part of it that holds even while no primary answers
@@ -119,14 +126,16 @@ type view struct {
 	position LSN  // last one seen, of whichever instance: a guess for the order, never a proof (F9)
 	stays    bool // the session read there last
 	unasked  bool // not asked lately: it may be further by now
-	down     bool
+	state    state
 }
 
 // progress is how far one statement has come in its single pass over the servers.
 type progress struct {
-	tried  serverSet // replicas that were leased or failed
-	behind serverSet // those of them that are not proven to have the floor
-	waited bool
+	tried     serverSet // replicas that were leased or failed
+	behind    serverSet // those of them that are not proven to have the floor
+	failed    serverSet // those of them that began to serve it and could not
+	waited    bool
+	noPrimary bool // the primary did not let it in
 }
 
 // target is a replica's index, or one of these.
@@ -147,42 +156,53 @@ func next(r *request, replicas []view, p progress) step {
 	switch {
 	case !r.readOnly && r.primary:
 		return step{target: toPrimary, reason: ReasonPrimary}
-	case !r.readOnly:
+	case !r.readOnly && !r.standIn:
 		return step{target: toPrimary, reason: ReasonUnhinted}
 	case r.isolation:
-		return fallback(r, ReasonIsolation, ReasonNoReplica)
+		return fallback(r, p, ReasonIsolation, ReasonNoReplica)
 	case len(replicas) == 0:
-		return fallback(r, ReasonNoReplicas, ReasonNoReplica)
+		return fallback(r, p, ReasonNoReplicas, ReasonNoReplica)
 	case r.pinned:
-		return fallback(r, ReasonSession, ReasonNoFreshReplica)
+		return fallback(r, p, ReasonSession, ReasonNoFreshReplica)
 	}
-	if i := choose(r, replicas, p.tried); i >= 0 {
+	if i := choose(r, replicas, p.tried, refusing); i >= 0 {
 		return step{target: i}
 	}
-	if p.behind == 0 {
-		return fallback(r, ReasonReplicasDown, ReasonNoReplica)
+	if r.replicaOnly || p.noPrimary {
+		// What is suspect may well be good, and there is nobody else.
+		if i := choose(r, replicas, p.tried, suspect); i >= 0 {
+			return step{target: i}
+		}
 	}
-	if r.mayWait && !p.waited {
+	switch {
+	case p.behind != 0 && r.mayWait && !p.waited:
 		return step{target: furthest(replicas, p.behind), wait: true}
-	}
-	if r.failStale {
+	case p.behind != 0 && r.failStale:
 		return step{target: toNowhere, reason: ReasonNoFreshReplica}
+	case p.behind != 0:
+		return fallback(r, p, ReasonReplicasBehind, ReasonNoFreshReplica)
+	case p.failed != 0:
+		return fallback(r, p, ReasonMovedOn, ReasonNoReplica)
 	}
-	return fallback(r, ReasonReplicasBehind, ReasonNoFreshReplica)
+	return fallback(r, p, ReasonReplicasDown, ReasonNoReplica)
 }
 
-func fallback(r *request, primary, nowhere Reason) step {
-	if r.replicaOnly {
+// fallback is the primary, if the read may go there and it was not tried.
+func fallback(r *request, p progress, primary, nowhere Reason) step {
+	switch {
+	case r.replicaOnly, p.noPrimary && nowhere == ReasonNoFreshReplica:
 		return step{target: toNowhere, reason: nowhere}
+	case p.noPrimary:
+		return step{target: toNowhere, reason: ReasonNoPrimary}
 	}
 	return step{target: toPrimary, reason: primary}
 }
 
-// choose is the best replica that is not down and was not tried, or -1.
-func choose(r *request, replicas []view, tried serverSet) int {
+// choose is the best replica that is in no worse state and was not tried, or -1.
+func choose(r *request, replicas []view, tried serverSet, worst state) int {
 	best, equals, weights := -1, serverSet(0), 0
 	for i := range replicas {
-		if replicas[i].down || tried.has(i) {
+		if replicas[i].state > worst || tried.has(i) {
 			continue
 		}
 		order := 1

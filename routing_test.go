@@ -48,14 +48,33 @@ func TestTheNextServer(t *testing.T) {
 			step{target: toNowhere, reason: ReasonNoReplica}},
 		"the less busy one":   {read, []view{{weight: 1, inUse: 2}, {weight: 1, inUse: 1}}, progress{}, step{target: 1}},
 		"busy for its weight": {read, []view{{weight: 3, inUse: 2}, {weight: 1, inUse: 1}}, progress{}, step{target: 0}},
-		"one is down":         {read, []view{{weight: 1, down: true}, {weight: 1, inUse: 9}}, progress{}, step{target: 1}},
+		"one is down":         {read, []view{{weight: 1, state: down}, {weight: 1, inUse: 9}}, progress{}, step{target: 1}},
 		"one was tried":       {read, two, progress{tried: 1}, step{target: 1}},
-		"all are down": {read, []view{{weight: 1, down: true}, {weight: 1, down: true}}, progress{},
+		"all are down": {read, []view{{weight: 1, state: down}, {weight: 1, state: down}}, progress{},
 			step{target: toPrimary, reason: ReasonReplicasDown}},
-		"all failed": {read, two, progress{tried: 3}, step{target: toPrimary, reason: ReasonReplicasDown}},
+		"a suspect is left alone": {read, []view{{weight: 1, state: suspect}, {weight: 1, inUse: 9}}, progress{}, step{target: 1}},
+		"all are suspect": {read, []view{{weight: 1, state: suspect}, {weight: 1, state: down}}, progress{},
+			step{target: toPrimary, reason: ReasonReplicasDown}},
+		"a suspect is better than none": {with(func(r *request) { r.replicaOnly = true }),
+			[]view{{weight: 1, state: suspect}, {weight: 1, state: down}}, progress{}, step{target: 0}},
+		"a suspect while there is no primary": {read, []view{{weight: 1, state: suspect}, {weight: 1, state: down}},
+			progress{noPrimary: true}, step{target: 0}},
+		"down while there is no primary": {read, []view{{weight: 1, state: down}}, progress{noPrimary: true},
+			step{target: toNowhere, reason: ReasonNoPrimary}},
+		"behind while there is no primary": {with(func(r *request) { r.floor = 9 }), two,
+			progress{tried: 3, behind: 1, noPrimary: true}, step{target: toNowhere, reason: ReasonNoFreshReplica}},
+		"pinned while there is no primary": {with(func(r *request) { r.pinned = true }), two, progress{noPrimary: true},
+			step{target: toNowhere, reason: ReasonNoFreshReplica}},
+		"a replica stands in": {request{standIn: true}, two, progress{noPrimary: true}, step{target: 0}},
+		"no replica can stand in": {request{standIn: true}, two, progress{tried: 3, noPrimary: true},
+			step{target: toNowhere, reason: ReasonNoPrimary}},
+		"one that refuses may have a connection at hand": {read, []view{{weight: 1, state: refusing}}, progress{}, step{target: 0}},
+		"moves on to the next":                           {read, two, progress{tried: 2, failed: 2}, step{target: 0}},
+		"moves on to the primary":                        {read, two, progress{tried: 3, failed: 2}, step{target: toPrimary, reason: ReasonMovedOn}},
+		"all failed":                                     {read, two, progress{tried: 3}, step{target: toPrimary, reason: ReasonReplicasDown}},
 		"all failed, replica only": {with(func(r *request) { r.replicaOnly = true }), two, progress{tried: 3},
 			step{target: toNowhere, reason: ReasonNoReplica}},
-		"one behind, one down": {with(func(r *request) { r.floor = 9 }), []view{{weight: 1}, {weight: 1, down: true}},
+		"one behind, one down": {with(func(r *request) { r.floor = 9 }), []view{{weight: 1}, {weight: 1, state: down}},
 			progress{tried: 1, behind: 1}, step{target: toPrimary, reason: ReasonReplicasBehind}},
 		"behind, error asked for": {with(func(r *request) { r.floor, r.failStale = 9, true }), two,
 			progress{tried: 3, behind: 2}, step{target: toNowhere, reason: ReasonNoFreshReplica}},
@@ -82,7 +101,7 @@ func TestTheNextServer(t *testing.T) {
 		"the label before the position": {with(func(r *request) { r.floor, r.prefer = 9, "near" }),
 			[]view{{weight: 1, position: 9}, {weight: 1, label: "near"}}, progress{}, step{target: 1}},
 		"another one if the label is down": {with(func(r *request) { r.prefer = "near" }),
-			[]view{{weight: 1}, {weight: 1, label: "near", down: true}}, progress{}, step{target: 0}},
+			[]view{{weight: 1}, {weight: 1, label: "near", state: down}}, progress{}, step{target: 0}},
 		"round robin does not look at who is busy": {with(func(r *request) { r.roundRobin, r.turn = true, 0 }),
 			[]view{{weight: 1, inUse: 5}, {weight: 1}}, progress{}, step{target: 0}},
 	}
@@ -96,7 +115,7 @@ func TestTheNextServer(t *testing.T) {
 }
 
 func TestEqualsTakeTurnsByTheirWeight(t *testing.T) {
-	replicas := []view{{weight: 2}, {weight: 1}, {weight: 1, down: true}}
+	replicas := []view{{weight: 2}, {weight: 1}, {weight: 1, state: down}}
 	count := make([]int, len(replicas))
 	for turn := range uint64(30) {
 		r := request{readOnly: true, turn: turn}
@@ -110,24 +129,24 @@ func TestEqualsTakeTurnsByTheirWeight(t *testing.T) {
 // Over the whole input space: whatever happened to a read so far, its pass over the servers ends, visits no server
 // twice except to wait, and stays within what was allowed.
 func TestAPassOverTheServersEnds(t *testing.T) {
-	bools := []bool{false, true}
+	states := []state{healthy, refusing, suspect, down}
 	labels := []string{"", "near"}
 	positions := []LSN{0, 5, 9}
-	outcomes := []string{"behind", "failed"}
+	outcomes := []string{"behind", "failed", "moved on"}
 	var views [][]view
 	for n := range 3 {
-		views = append(views, combinations(n, labels, positions, bools)...)
+		views = append(views, combinations(n, labels, positions, states)...)
 	}
 	passes := 0
 	for _, replicas := range views {
-		for bits := range 64 {
+		for bits := range 256 {
 			r := request{readOnly: bits&1 != 0, primary: bits&1 == 0 && bits&2 != 0, replicaOnly: bits&4 != 0,
-				isolation: bits&8 != 0, mayWait: bits&16 != 0, failStale: bits&32 != 0}
+				isolation: bits&8 != 0, mayWait: bits&16 != 0, failStale: bits&32 != 0, standIn: bits&(1|2|64) == 64}
 			for _, floor := range []LSN{0, 9} {
 				for _, prefer := range labels {
 					for _, outcome := range outcomes {
 						r.floor, r.prefer, r.roundRobin = floor, prefer, bits&2 != 0
-						walk(t, r, replicas, outcome)
+						walk(t, r, replicas, outcome, bits&(64|128) != 0)
 						passes++
 					}
 				}
@@ -137,16 +156,16 @@ func TestAPassOverTheServersEnds(t *testing.T) {
 	t.Logf("%d passes", passes)
 }
 
-func combinations(n int, labels []string, positions []LSN, downs []bool) [][]view {
+func combinations(n int, labels []string, positions []LSN, states []state) [][]view {
 	if n == 0 {
 		return [][]view{nil}
 	}
 	var all [][]view
-	for _, rest := range combinations(n-1, labels, positions, downs) {
+	for _, rest := range combinations(n-1, labels, positions, states) {
 		for _, label := range labels {
 			for _, position := range positions {
-				for _, down := range downs {
-					v := view{label: label, position: position, down: down, weight: n, inUse: n % 2}
+				for _, state := range states {
+					v := view{label: label, position: position, state: state, weight: n, inUse: n % 2}
 					all = append(all, append(append([]view(nil), rest...), v))
 				}
 			}
@@ -155,11 +174,12 @@ func combinations(n int, labels []string, positions []LSN, downs []bool) [][]vie
 	return all
 }
 
-func walk(t *testing.T, r request, replicas []view, outcome string) {
+// walk follows one read; the primary lets nobody in if noPrimary says so.
+func walk(t *testing.T, r request, replicas []view, outcome string, noPrimary bool) {
 	t.Helper()
-	var p progress
+	p := progress{noPrimary: r.standIn}
 	for steps := 0; ; steps++ {
-		if steps > len(replicas)+1 {
+		if steps > len(replicas)+2 {
 			t.Fatalf("no end: %+v %+v", r, replicas)
 		}
 		s := next(&r, replicas, p)
@@ -171,16 +191,32 @@ func walk(t *testing.T, r request, replicas []view, outcome string) {
 			if r.readOnly && s.reason == ReasonReplicasBehind && (r.failStale || p.behind == 0) {
 				t.Fatalf("wrong reason %s: %+v %+v", s.reason, r, p)
 			}
-			return
-		case s.target == toNowhere:
-			if !r.readOnly || !r.replicaOnly && (!r.failStale || p.behind == 0) {
-				t.Fatalf("nowhere without a cause: %+v %+v", r, p)
+			if p.noPrimary {
+				t.Fatalf("the primary was asked twice: %+v %+v", r, p)
+			}
+			if noPrimary && r.readOnly {
+				p.noPrimary = true
+				continue
 			}
 			return
-		case !r.readOnly || r.isolation:
+		case s.target == toNowhere:
+			if !r.readOnly && !r.standIn || !r.replicaOnly && !p.noPrimary && (!r.failStale || p.behind == 0) {
+				t.Fatalf("nowhere without a cause: %+v %+v", r, p)
+			}
+			if p.noPrimary && !r.replicaOnly {
+				for i, v := range replicas {
+					if v.state <= suspect && !p.tried.has(i) && !r.isolation {
+						t.Fatalf("replica %d was not asked: %+v %+v", i, r, p)
+					}
+				}
+			}
+			return
+		case !r.readOnly && !r.standIn || r.isolation:
 			t.Fatalf("a replica for %+v", r)
-		case replicas[s.target].down:
+		case replicas[s.target].state == down:
 			t.Fatalf("a server that is down: %+v", replicas)
+		case replicas[s.target].state == suspect && !p.noPrimary && !r.replicaOnly:
+			t.Fatalf("a suspect though there is a primary: %+v", replicas)
 		case s.wait && (p.waited || !r.mayWait || !p.behind.has(s.target)):
 			t.Fatalf("a wait that makes no sense: %+v %+v", r, p)
 		case !s.wait && p.tried.has(s.target):
@@ -192,6 +228,9 @@ func walk(t *testing.T, r request, replicas []view, outcome string) {
 		p.tried = p.tried.with(s.target)
 		if outcome == "behind" && r.floor != 0 {
 			p.behind = p.behind.with(s.target)
+		}
+		if outcome == "moved on" {
+			p.failed = p.failed.with(s.target)
 		}
 	}
 }

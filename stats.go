@@ -1,6 +1,9 @@
 package pgsplit
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // role is what a server was configured as.
 type role string
@@ -19,6 +22,8 @@ type serverStats struct {
 	setbacks   atomic.Uint64
 	opened     atomic.Uint64
 	failures   atomic.Uint64
+	probes     atomic.Uint64
+	moved      atomic.Uint64
 }
 
 // Stats is what a Connector has done so far. All counters only grow.
@@ -45,10 +50,17 @@ type ServerStats struct {
 	Setbacks   uint64 // times a position was below the one seen before: a restart, or another instance at the address
 	Opened     uint64 // connections opened
 	Failures   uint64 // leases that the server did not let in
+	MovedOn    uint64 // reads that began there and moved on to another server before their first row
+	Probes     uint64 // times it was probed because it was not healthy
 	Position   LSN    // replay position last seen there; zero on the primary
-	Down       bool   // not let in lately: left alone until the next try
 	Open       int    // connections open now, idle ones included
 	InUse      int    // connections leased now
+
+	// State is "healthy", "refusing" (it lets no new connection in, those at hand go on), "suspect" (something went wrong
+	// on a connection, and reads go elsewhere until a probe has told) or "down" (it gets nothing until a probe gets in).
+	State string
+	Since time.Time // when it came into its state; zero: it has been healthy from the start
+	Cause error     // what made it so; nil if it is healthy
 }
 
 // Stats tells what happened so far. It is cheap and never waits for a server.
@@ -62,8 +74,7 @@ func (c *Connector) Stats() Stats {
 	for r := range reasonCount {
 		stats.Reasons[r.String()] = c.reasons[r].Load()
 	}
-	stats.Servers = append(stats.Servers, c.primary.report())
-	for _, s := range c.replicas {
+	for s := range c.servers {
 		stats.Servers = append(stats.Servers, s.report())
 	}
 	return stats
@@ -73,6 +84,8 @@ func (s *server) report() ServerStats {
 	s.mu.Lock()
 	open := s.total
 	s.mu.Unlock()
+	state := s.health.state()
+	since, cause := s.health.why()
 	return ServerStats{
 		Name:       s.name,
 		Role:       string(s.stats.role),
@@ -82,9 +95,13 @@ func (s *server) report() ServerStats {
 		Setbacks:   s.stats.setbacks.Load(),
 		Opened:     s.stats.opened.Load(),
 		Failures:   s.stats.failures.Load(),
+		MovedOn:    s.stats.moved.Load(),
+		Probes:     s.stats.probes.Load(),
 		Position:   LSN(s.position.Load()),
-		Down:       s.health.down.Load(),
 		Open:       open,
 		InUse:      int(s.inUse.Load()),
+		State:      state.String(),
+		Since:      since,
+		Cause:      cause,
 	}
 }

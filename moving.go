@@ -1,0 +1,65 @@
+package pgsplit
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file says which trouble of a replica is not the caller's (G6), and which tells that a server is in trouble.
+
+// elsewhere tells whether a read that failed with err on p may succeed on another server. Before the first row nobody
+// has seen anything of it, and it cannot have written.
+func (p *physical) elsewhere(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return p.closed() || errors.Is(err, driver.ErrBadConn)
+	}
+	switch pgErr.Code {
+	case codeSerialization, codeDeadlock:
+		return p.id.inRecovery // on a primary they are between the caller and others
+	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeDatabaseDropped, codeTooMany:
+		return true
+	case codeUndefinedTable, codeUndefinedColumn, codeUndefinedObject, codeUndefinedFunc:
+		return true // a schema that is not replayed yet
+	}
+	return false
+}
+
+// blames tells whether an error says that the server, or the way there, is in trouble.
+func blames(err error) bool {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return unavailable(pgErr.Code)
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, driver.ErrBadConn)
+}
+
+// lost tells whether an error came with the loss of a connection that the server, or the way there, has to answer for: not
+// one that the server closed for what was done on it.
+func lost(err error) bool {
+	var pgErr *pgconn.PgError
+	return !errors.As(err, &pgErr) || unavailable(pgErr.Code)
+}
+
+// failed takes note that the server could not serve a read that it had begun.
+func (w *course) failed(s *server, err error) {
+	s.stats.moved.Add(1)
+	w.progress.failed = w.progress.failed.with(s.index)
+	w.tried = w.tried.with(s.index)
+	w.failures = errors.Join(w.failures, err)
+	var pgErr *pgconn.PgError
+	w.answer = nil
+	if errors.As(err, &pgErr) && !unavailable(pgErr.Code) {
+		w.answer = err
+	}
+}
