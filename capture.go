@@ -90,7 +90,7 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	if known() {
 		return nil
 	}
-	patience, _ = c.patience(ctx)
+	patience, whole := c.patience(ctx)
 	p, err := c.primary.lease(ctx, readWrite, patience)
 	if err != nil {
 		return noPrimary(err)
@@ -99,7 +99,7 @@ func (c *Connector) askPrimary(ctx context.Context, known func() bool, ask func(
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	err = ask(asking, p)
-	if err != nil && p.closed() && ctx.Err() == nil {
+	if err != nil && p.closed() && ctx.Err() == nil && (whole || asking.Err() == nil) {
 		c.primary.doubt(err)
 	}
 	return err

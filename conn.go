@@ -101,7 +101,7 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx,
 		}
 		opts.ReadOnly = opts.ReadOnly || readOnly
 		t, err = p.std.BeginTx(ctx, opts)
-		if err == nil && !readOnly {
+		if err == nil && !readOnly && !c.lease.standIn {
 			c.lease.inTx = true
 			t = &tx{Tx: t, conn: c, ctx: ctx}
 			err = c.noteWrite(hintOf(ctx).scope)
@@ -221,6 +221,12 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 			c.release()
 		case movable && watched && (aborted || p.elsewhere(err)):
 			way.failed(p.server, err)
+			c.release()
+		case !readOnly && p.misplaced(err):
+			p.unfit = true // another connection may find the primary
+			if !again || c.lease.inCallersTx() {
+				return c.explain(err, readOnly)
+			}
 			c.release()
 		case errors.Is(err, driver.ErrBadConn):
 			return err

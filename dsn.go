@@ -39,10 +39,11 @@ import (
 // PGTARGETSESSIONATTRS; "any" in a service file is not told from nothing) accepts only a server that is not in recovery. And
 // what pool_max_conns, pool_max_conn_lifetime and pool_max_conn_idle_time do not say is left to sql.DB (see Config).
 //
-// The parameters replica_max_wait, replica_max_lag, replica_timeout (durations with a Go unit, "200ms"),
-// replica_max_lag_bytes (an integer with B, kB, MB, GB or TB, multiples of 1024), replica_balance, replica_on_stale,
-// replica_on_primary_down and replica_tx set the fields of Config that name them, once each and on the primary alone. Any
-// other parameter that begins with "replica", but for pgx's replication, and any unknown pool_* is an error.
+// The parameters replica_max_wait, replica_max_lag, replica_timeout, replica_retry_min, replica_retry_max (durations with a
+// Go unit, "200ms"), replica_max_lag_bytes (an integer with B, kB, MB, GB or TB, multiples of 1024), replica_balance,
+// replica_on_stale, replica_on_primary_down and replica_tx set the fields of Config that name them, once each and on the
+// primary alone. Any other parameter that begins with "replica", but for pgx's replication, and any unknown pool_* is an
+// error.
 //
 // Every error wraps ErrConfig, names the parameter and which URI it is on, and quotes no value, because in a mangled DSN
 // any piece can be the password.

@@ -30,6 +30,13 @@ func (p *physical) elsewhere(err error) bool {
 	return false
 }
 
+// misplaced tells whether a write was refused because the server at the primary's address is in recovery. Then nothing of
+// it was done (F25), and the connection is of no use for writes.
+func (p *physical) misplaced(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == codeReadOnly && p.id.inRecovery && !p.server.replica()
+}
+
 // blames tells whether an error says that the server, or the way there, is in trouble.
 func blames(err error) bool {
 	var pgErr *pgconn.PgError

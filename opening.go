@@ -86,17 +86,7 @@ func (s *server) await(ctx context.Context, o *opening) (*physical, error) {
 		<-o.done
 		return o.p, o.err
 	}
-	return nil, fmt.Errorf("pgsplit: %s: no connection yet: %w", s, errSlow{ctx.Err()})
-}
-
-// errSlow is a wait for a new connection that ended before it was there.
-type errSlow struct{ error }
-
-func (e errSlow) Unwrap() error { return e.error }
-
-func isSlow(err error) bool {
-	var slow errSlow
-	return errors.As(err, &slow)
+	return nil, fmt.Errorf("pgsplit: %s: no connection yet: %w", s, ctx.Err())
 }
 
 // How long opening a connection may take, and a probe, when the configuration's connect_timeout does not ask for more.

@@ -254,7 +254,7 @@ func (s *server) giveBack(p *physical) {
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
 func (s *server) reusable(p *physical) bool {
-	if p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
+	if p.unfit || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
 		return false
 	}
 	hook := s.config.AfterRelease
