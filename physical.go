@@ -127,6 +127,9 @@ func (p *physical) saw(lsn LSN) {
 }
 
 func (p *physical) askReplayed(ctx context.Context) (LSN, error) {
+	if mutant == checkInsideSnapshot && !p.inTx() {
+		_ = p.command(ctx, "begin isolation level repeatable read read only")
+	}
 	if p.id.pooled || p.inTx() {
 		return p.askSimply(ctx)
 	}
@@ -174,6 +177,9 @@ func (p *physical) askSimply(ctx context.Context) (LSN, error) {
 		return 0, err
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 || results[0].Rows[0][0] == nil {
+		if mutant == nullCaughtUp {
+			return unproven - 1, nil
+		}
 		return 0, nil
 	}
 	return ParseLSN(string(results[0].Rows[0][0]))
@@ -184,6 +190,9 @@ func binaryLSN(result *pgconn.Result) (LSN, error) {
 		return 0, result.Err
 	}
 	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 || len(result.Rows[0][0]) != 8 {
+		if mutant == nullCaughtUp {
+			return unproven - 1, nil
+		}
 		return 0, nil // NULL: not a standby, or one that has replayed nothing yet
 	}
 	return LSN(binary.BigEndian.Uint64(result.Rows[0][0])), nil
@@ -260,6 +269,9 @@ func (p *physical) covering(ctx context.Context) (LSN, error) {
 	flush, err := ParseLSN(rows[1])
 	if err != nil {
 		return 0, err
+	}
+	if mutant == flushAfterAsync {
+		return flush, nil
 	}
 	if insert = p.id.wal.replayable(insert); insert <= flush {
 		return insert, nil

@@ -27,6 +27,7 @@ type nemesis struct {
 type Trouble struct {
 	Faults      []string // names of faults; nil: all but promote
 	Hold, Quiet Span     // how long a fault lasts, and how long all is well between faults
+	Calm        Span     // how long all is well after one fault in six
 	Overlap     bool     // two at a time, now and then
 	Backlog     int      // MB of log that a replica has to replay again after a restart; 0: 20
 }
@@ -121,7 +122,7 @@ var faults = map[string]fault{
 	"doubt":           {on: thePrimary, down: true, do: (*victims).doubt, undo: (*victims).empty},
 	"promote":         {on: aReplica, do: (*victims).promote},
 	"reset":           network((*pgsplittest.Proxy).CutConnections, nil),
-	"late-reset":      network(lateReset, (*pgsplittest.Proxy).Restore),
+	"late-reset":      network(lateReset, nil),
 	"cut":             network((*pgsplittest.Proxy).Cut, (*pgsplittest.Proxy).Restore),
 	"black-hole":      network((*pgsplittest.Proxy).BlackHole, (*pgsplittest.Proxy).Restore),
 	"deaf":            network((*pgsplittest.Proxy).BlackHoleToServer, (*pgsplittest.Proxy).Restore),
@@ -138,7 +139,7 @@ var faults = map[string]fault{
 func lateReset(p *pgsplittest.Proxy) {
 	p.BlackHoleToClient()
 	pause(context.Background(), 20*time.Millisecond)
-	p.CutConnections()
+	breakOff(p)
 }
 
 func (v *victims) pause(ctx context.Context, _ *nemesis) error {
@@ -290,8 +291,15 @@ func (v *victims) doubt(ctx context.Context, n *nemesis) error {
 		return err
 	}
 	pause(ctx, 100*time.Millisecond)
-	n.proxyOf(v.servers[0]).CutConnections()
+	breakOff(n.proxyOf(v.servers[0]))
 	return nil
+}
+
+// breakOff resets the connections, and what pgx then tries to cancel on new ones. It has had its time when it returns.
+func breakOff(p *pgsplittest.Proxy) {
+	p.Cut()
+	pause(context.Background(), 50*time.Millisecond)
+	p.Restore()
 }
 
 // promote makes a replica a primary that nobody knows, for the rest of the run.
@@ -351,7 +359,11 @@ func (n *nemesis) run(ctx context.Context) {
 		slices.Sort(names)
 	}
 	for {
-		if pause(ctx, n.plan.Quiet.pick(n.rand)); ctx.Err() != nil {
+		quiet := n.plan.Quiet
+		if n.rand.IntN(6) == 0 && n.plan.Calm.Max > 0 {
+			quiet = n.plan.Calm
+		}
+		if pause(ctx, quiet.pick(n.rand)); ctx.Err() != nil {
 			return
 		}
 		first := names[n.rand.IntN(len(names))]

@@ -63,10 +63,10 @@ func (o *Options) complete() {
 	}
 	t := &o.Trouble
 	if t.Hold == (Span{}) {
-		t.Hold = Span{100 * time.Millisecond, 1500 * time.Millisecond}
+		t.Hold = Span{100 * time.Millisecond, time.Second}
 	}
 	if t.Quiet == (Span{}) {
-		t.Quiet = Span{100 * time.Millisecond, 1500 * time.Millisecond}
+		t.Quiet = Span{100 * time.Millisecond, time.Second}
 	}
 	if o.Rules.Skew == 0 {
 		o.Rules.Skew = 2 * time.Millisecond

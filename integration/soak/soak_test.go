@@ -60,7 +60,7 @@ func TestSoak(t *testing.T) {
 			o := Options{
 				Seed: seed, Duration: time.Duration(seconds) * time.Second / 2, RoundRobin: variant.roundRobin,
 				Workload: Workload{Commit: []string{"on", "off", "local"}},
-				Trouble:  Trouble{Overlap: true},
+				Trouble:  Trouble{Overlap: true, Calm: Span{4 * time.Second, 5 * time.Second}},
 				Settings: soakSettings(),
 				Rules:    soakRules(variant.roundRobin),
 			}
