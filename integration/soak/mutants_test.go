@@ -40,19 +40,23 @@ func mutantRuns() map[string]mutantRun {
 	asynchronous.Commit = []string{"off"}
 	restarts := brief("crash", "restart")
 	restarts.Backlog = 60
+	open := doing("open")
+	open.Callers = 3
+	// Long enough for the primary to be asked while the writes still wait.
+	doubts := Trouble{Faults: []string{"doubt"}, Hold: Span{600 * time.Millisecond, 900 * time.Millisecond}}
+	// Rare enough for the connections to be opened again in between.
+	resets := Trouble{Faults: []string{"late-reset"}, Quiet: Span{300 * time.Millisecond, 500 * time.Millisecond}}
 	return map[string]mutantRun{
 		"position-per-address": {[]Rule{Floor}, Options{RoundRobin: true, Workload: doing("floor"), Trouble: brief("pause")}},
 		"check-in-snapshot": {[]Rule{Floor, ReadYourWrites}, Options{Workload: doing("snapshot"), Trouble: brief("pause"),
 			Settings: lagging("10ms")}},
 		"flush-after-async":  {[]Rule{ReadYourWrites}, Options{Workload: asynchronous, Trouble: brief("pause")}},
 		"last-writer-merge":  {[]Rule{ReadYourWrites}, Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
-		"retry-sent-write":   {[]Rule{DoubleWrite}, Options{Workload: doing("session", "write"), Trouble: brief("late-reset")}},
+		"retry-sent-write":   {[]Rule{DoubleWrite}, Options{Workload: doing("write"), Trouble: resets}},
 		"keep-after-restart": {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: restarts}},
 		"null-caught-up":     {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: brief("promote")}},
-		"floor-with-rows-open": {[]Rule{ReadYourWrites}, Options{Workload: doing("open"), Trouble: brief("pause"),
-			Settings: lagging("30ms")}},
-		"unpin-early": {[]Rule{ReadYourWrites}, Options{Workload: doing("session", "bare"), Trouble: brief("doubt"),
-			Settings: lagging("20ms")}},
+		"floor-with-rows-open": {[]Rule{ReadYourWrites}, Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
+		"unpin-early":          {[]Rule{ReadYourWrites}, Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},
 	}
 }
 

@@ -122,7 +122,7 @@ var faults = map[string]fault{
 	"doubt":           {on: thePrimary, down: true, do: (*victims).doubt, undo: (*victims).empty},
 	"promote":         {on: aReplica, do: (*victims).promote},
 	"reset":           network((*pgsplittest.Proxy).CutConnections, nil),
-	"late-reset":      network(lateReset, nil),
+	"late-reset":      {on: thePrimary, down: true, do: (*victims).lateReset},
 	"cut":             network((*pgsplittest.Proxy).Cut, (*pgsplittest.Proxy).Restore),
 	"black-hole":      network((*pgsplittest.Proxy).BlackHole, (*pgsplittest.Proxy).Restore),
 	"deaf":            network((*pgsplittest.Proxy).BlackHoleToServer, (*pgsplittest.Proxy).Restore),
@@ -135,11 +135,14 @@ var faults = map[string]fault{
 	}},
 }
 
-// lateReset lets statements arrive, and their answers not: then the connections break off.
-func lateReset(p *pgsplittest.Proxy) {
+// lateReset lets writes arrive, and their answers not: then the connections break off.
+func (v *victims) lateReset(ctx context.Context, _ *nemesis) error {
+	p := v.proxies[0]
 	p.BlackHoleToClient()
-	pause(context.Background(), 20*time.Millisecond)
-	breakOff(p)
+	defer p.Restore()
+	pause(ctx, 20*time.Millisecond)
+	p.CutConnections()
+	return nil
 }
 
 func (v *victims) pause(ctx context.Context, _ *nemesis) error {
