@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgsplit/pgsplit/pgsplittest"
@@ -20,7 +21,7 @@ type nemesis struct {
 	clock      clock
 	record     func(Fault)
 	announce   func(column string) // tells the workers of a new column
-	columns    int
+	columns    atomic.Int32
 }
 
 // Trouble says what the nemesis does.
@@ -270,8 +271,7 @@ func (v *victims) addColumn(ctx context.Context, n *nemesis) error {
 	if err := v.pause(ctx, n); err != nil {
 		return err
 	}
-	n.columns++
-	column := fmt.Sprintf("c%d", n.columns)
+	column := fmt.Sprintf("c%d", n.columns.Add(1))
 	err := n.cluster.Primary.Exec(ctx, fmt.Sprintf("begin; set local lock_timeout = '1s'; alter table register add column %s int; commit", column))
 	if err == nil {
 		n.announce(column)

@@ -87,6 +87,7 @@ type Summary struct {
 	Ops      map[string]int // "kind outcome"
 	Errors   map[string]int // by kind, access and SQLSTATE or text
 	Faults   map[string]int // by kind
+	Nemesis  []string       // what went wrong with faults
 	Reasons  map[string]int // decisions about ReadOnly reads that were served
 	Reads    int            // ReadOnly reads that were served
 	Replicas int            // those that replicas served
@@ -100,7 +101,11 @@ type Summary struct {
 func (c *checker) summary() Summary {
 	s := Summary{Ops: map[string]int{}, Errors: map[string]int{}, Faults: map[string]int{}, Reasons: map[string]int{}}
 	for i := range c.h.Faults {
-		s.Faults[c.h.Faults[i].Kind]++
+		f := &c.h.Faults[i]
+		s.Faults[f.Kind]++
+		if f.Error != "" {
+			s.Nemesis = append(s.Nemesis, f.Kind+": "+f.Error)
+		}
 	}
 	for i := range c.h.Ops {
 		op := &c.h.Ops[i]
@@ -163,6 +168,9 @@ func (s Summary) String() string {
 			fmt.Fprintf(&b, " %s %d,", key, part.counts[key])
 		}
 		b.WriteString("\n")
+	}
+	for _, failure := range s.Nemesis {
+		fmt.Fprintf(&b, "nemesis: %s\n", failure)
 	}
 	fmt.Fprintf(&b, "ReadOnly reads: %d, %.1f %% on replicas; without session, floor and transaction %d, %.1f %% on replicas; longest %v\n",
 		s.Reads, percent(s.Replicas, s.Reads), s.Bare, percent(s.BareAway, s.Bare), s.Longest)
