@@ -80,6 +80,8 @@ type Op struct {
 	Reads   []Value `json:"reads,omitempty"`
 	Rows    []Value `json:"rows,omitempty"` // rows of the ledger that were read
 
+	Partial bool `json:"partial,omitempty"` // it failed after some rows had come
+
 	Carry     bool     `json:"carry,omitempty"`     // the session's tokens carry its reads
 	Tokens    []uint64 `json:"tokens,omitempty"`    // operations of KindToken
 	After     []uint64 `json:"after,omitempty"`     // writes whose tokens were taken before they committed

@@ -225,7 +225,8 @@ func readHistory(folder string) (*History, error) {
 // process is a worker as its parent sees it.
 type process struct {
 	cmd    *exec.Cmd
-	stderr bytes.Buffer
+	stdout io.Reader
+	stderr bytes.Buffer  // to be read once it has ended
 	done   chan struct{} // closed when it has ended
 	err    error         // how; set before done is closed
 
@@ -242,7 +243,13 @@ func (p *process) ended() bool {
 	}
 }
 
+// startWorkers starts the workers. Those that were started are attended to even if one was not.
 func (r *run) startWorkers() error {
+	defer func() {
+		for i, p := range r.workers {
+			go r.attend(p, rand.New(rand.NewPCG(r.Seed, uint64(i+1))))
+		}
+	}()
 	for i := range r.Processes {
 		assigned, err := json.Marshal(assignment{
 			Workload: r.Workload, DSN: r.dsn(), Process: i + 1, Seed: r.Seed,
@@ -257,22 +264,22 @@ func (r *run) startWorkers() error {
 		if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 			return err
 		}
-		out, err := p.cmd.StdoutPipe()
-		if err != nil {
+		if p.stdout, err = p.cmd.StdoutPipe(); err != nil {
 			return err
 		}
 		if err := p.cmd.Start(); err != nil {
 			return err
 		}
 		r.workers = append(r.workers, p)
-		dealer := rand.New(rand.NewPCG(r.Seed, uint64(i+1)))
-		go func() {
-			r.distribute(out, dealer)
-			p.err = p.cmd.Wait()
-			close(p.done)
-		}()
 	}
 	return nil
+}
+
+// attend serves a worker until it has ended.
+func (r *run) attend(p *process, dealer *rand.Rand) {
+	r.distribute(p.stdout, dealer)
+	p.err = p.cmd.Wait()
+	close(p.done)
 }
 
 // distribute passes on what a worker sends, to any worker, until it ends.

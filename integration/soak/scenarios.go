@@ -231,11 +231,13 @@ func (c *caller) page(s client, key int, after int64) int64 {
 			if err = rows.Scan(&now.Version, &now.Op, &op.Standby, &op.Port, &row.Version, &row.Op); err != nil {
 				break
 			}
+			op.Partial = true
 			if row.Version != 0 {
 				op.Rows = append(op.Rows, row)
 			}
 		}
 		err = errors.Join(err, rows.Err(), rows.Close())
+		op.Partial = op.Partial && err != nil
 		op.Reads = []Value{now}
 	}
 	if c.complete(op, err, true); op.Outcome != OK {

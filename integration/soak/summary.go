@@ -19,7 +19,7 @@ func (c *checker) checkLiveness() {
 		switch {
 		case op.Outcome == OK && took > c.rules.Served:
 			c.violate(Liveness, []*Op{op}, "a ReadOnly read took %v", took)
-		case op.Outcome != OK && time.Duration(op.Budget) >= c.rules.Served:
+		case op.Outcome != OK && !op.Partial && time.Duration(op.Budget) >= c.rules.Served:
 			c.violate(Liveness, []*Op{op}, "a ReadOnly read failed that a server could have served")
 		}
 	}
