@@ -207,7 +207,7 @@ const (
 // reaches waits until the floor is replayed, for the budget at most. It tells how it went; an error is the
 // connection's or the context's.
 func (p *physical) reaches(ctx context.Context, floor LSN, budget time.Duration) (bool, error) {
-	if p.id.version >= 190000 && !p.id.pooled && p.id.inRecovery {
+	if p.id.version >= 190000 && !p.id.pooled && p.id.inRecovery && mutant != checkInsideSnapshot {
 		return p.waitFor(ctx, floor, budget)
 	}
 	deadline := time.Now().Add(budget)
