@@ -54,10 +54,9 @@ func bare(op *Op) bool {
 		op.Session == 0 && op.FloorOf == 0 && op.Staleness == 0
 }
 
-// checkShares looks at who served the bare reads in good times.
-func (c *checker) checkShares() {
-	served := map[int]int{}
-	all, replicas := 0, 0
+// calmReads counts the bare reads in good times: all, those on replicas, and those on each replica by its port.
+func (c *checker) calmReads() (all, replicas int, served map[int]int) {
+	served = map[int]int{}
 	for i := range c.h.Ops {
 		op := &c.h.Ops[i]
 		if !bare(op) || slices.ContainsFunc(c.h.Faults, func(f Fault) bool { return c.during(op, &f) }) {
@@ -69,6 +68,12 @@ func (c *checker) checkShares() {
 			served[op.Port]++
 		}
 	}
+	return all, replicas, served
+}
+
+// checkShares looks at who served the bare reads in good times.
+func (c *checker) checkShares() {
+	all, replicas, served := c.calmReads()
 	if all == 0 || all < c.rules.ShareOf {
 		return
 	}
@@ -93,6 +98,8 @@ type Summary struct {
 	Replicas int            // those that replicas served
 	Bare     int            // those of Reads without session, floor and transaction
 	BareAway int            // those of Bare that replicas served
+	Calm     int            // those of Bare in good times
+	CalmAway int            // those of Calm that replicas served
 	Unknown  int            // writes of unknown outcome
 	Late     int            // those of Unknown that are in the ledger
 	Longest  time.Duration  // the longest ReadOnly autocommit read that was served
@@ -100,6 +107,7 @@ type Summary struct {
 
 func (c *checker) summary() Summary {
 	s := Summary{Ops: map[string]int{}, Errors: map[string]int{}, Faults: map[string]int{}, Reasons: map[string]int{}}
+	s.Calm, s.CalmAway, _ = c.calmReads()
 	for i := range c.h.Faults {
 		f := &c.h.Faults[i]
 		s.Faults[f.Kind]++
@@ -172,8 +180,9 @@ func (s Summary) String() string {
 	for _, failure := range s.Nemesis {
 		fmt.Fprintf(&b, "nemesis: %s\n", failure)
 	}
-	fmt.Fprintf(&b, "ReadOnly reads: %d, %.1f %% on replicas; without session, floor and transaction %d, %.1f %% on replicas; longest %v\n",
-		s.Reads, percent(s.Replicas, s.Reads), s.Bare, percent(s.BareAway, s.Bare), s.Longest)
+	fmt.Fprintf(&b, "ReadOnly reads: %d, %.1f %% on replicas; without session, floor and transaction %d, %.1f %% on replicas; of those in good times %d, %.1f %% on replicas; longest %v\n",
+		s.Reads, percent(s.Replicas, s.Reads), s.Bare, percent(s.BareAway, s.Bare),
+		s.Calm, percent(s.CalmAway, s.Calm), s.Longest)
 	fmt.Fprintf(&b, "writes of unknown outcome: %d, of which %d happened\n", s.Unknown, s.Late)
 	return b.String()
 }
