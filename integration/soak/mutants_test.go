@@ -40,6 +40,8 @@ func mutantRuns() map[string]mutantRun {
 	asynchronous.Commit = []string{"off"}
 	restarts := brief("crash", "restart")
 	restarts.Backlog = 60
+	promises := doing("floor", "promise")
+	promises.Mix["promise"] = 8
 	open := doing("open")
 	open.Callers = 3
 	// Long enough for the primary to be asked while the writes still wait.
@@ -50,10 +52,10 @@ func mutantRuns() map[string]mutantRun {
 		"position-per-address": {[]Rule{Floor}, Options{RoundRobin: true, Workload: doing("floor"), Trouble: brief("pause")}},
 		"check-in-snapshot": {[]Rule{Floor, ReadYourWrites}, Options{Workload: doing("snapshot"), Trouble: brief("pause"),
 			Settings: lagging("10ms")}},
-		"flush-after-async":    {[]Rule{ReadYourWrites}, Options{Workload: asynchronous, Trouble: brief("pause")}},
+		"flush-after-async":    {[]Rule{ReadYourWrites, MonotonicReads}, Options{Workload: asynchronous, Trouble: brief("pause")}},
 		"last-writer-merge":    {[]Rule{ReadYourWrites}, Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
 		"retry-sent-write":     {[]Rule{DoubleWrite}, Options{Workload: doing("write"), Trouble: resets}},
-		"keep-after-restart":   {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: restarts}},
+		"keep-after-restart":   {[]Rule{Floor}, Options{Workload: promises, Trouble: restarts}},
 		"null-caught-up":       {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: brief("promote")}},
 		"floor-with-rows-open": {[]Rule{ReadYourWrites}, Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
 		"unpin-early":          {[]Rule{ReadYourWrites}, Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},

@@ -18,6 +18,7 @@ var scenarios = map[string]func(*caller){
 	"session":   (*caller).request,  // a request of somebody who may have been here before
 	"bare":      (*caller).bareRead, // a read without anything
 	"floor":     (*caller).floorReads,
+	"promise":   (*caller).oldPromise,
 	"stale":     (*caller).boundedRead,
 	"fork":      (*caller).forkAndMerge,
 	"job":       (*caller).queueJob,
@@ -33,7 +34,7 @@ var scenarios = map[string]func(*caller){
 
 // everything is the mix of a soak.
 var everything = map[string]int{
-	"session": 30, "bare": 20, "floor": 8, "stale": 4, "fork": 4, "job": 4, "pages": 4, "forbidden": 4, "open": 1, "snapshot": 4,
+	"session": 30, "bare": 20, "floor": 8, "promise": 6, "stale": 4, "fork": 4, "job": 4, "pages": 4, "forbidden": 4, "open": 1, "snapshot": 4,
 	"write": 6, "slow": 6, "column": 3, "hurry": 4,
 }
 
@@ -150,8 +151,16 @@ func (c *caller) floorReads() {
 	if floor.Outcome != OK {
 		return
 	}
+	c.promises[c.promised.Add(1)%uint64(len(c.promises))].Store(&promise{floor, lsn})
 	for range 1 + c.rand.IntN(4) {
 		c.read(client{}, key, reading{access: ReadOnly, floor: floor, lsn: lsn, wait: c.wait()})
+	}
+}
+
+// oldPromise reads with a position that was asked for a while ago: every replica was there before.
+func (c *caller) oldPromise() {
+	if p := c.promises[c.rand.IntN(len(c.promises))].Load(); p != nil {
+		c.read(client{}, c.key(), reading{access: ReadOnly, floor: p.floor, lsn: p.lsn})
 	}
 }
 

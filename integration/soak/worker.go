@@ -65,6 +65,12 @@ const (
 	textForm   = "text"
 )
 
+// promise is a position that covers all writes up to when it was asked for.
+type promise struct {
+	floor *Op
+	lsn   pgsplit.LSN
+}
+
 // worker is one process of callers.
 type worker struct {
 	assignment
@@ -75,6 +81,9 @@ type worker struct {
 	ids     atomic.Uint64
 	inbox   chan handover
 	column  atomic.Pointer[string]
+
+	promises [64]atomic.Pointer[promise] // the latest ones
+	promised atomic.Uint64
 
 	mu  sync.Mutex
 	out *json.Encoder // guarded by mu
