@@ -12,7 +12,11 @@ BENCH_COUNT ?= 1
 FUZZTIME ?= 10s
 export FUZZTIME
 
-.PHONY: help test test-short lint vet tidy-check fuzz bench demo
+# How long a soak takes, and the seed of its schedule: another one each time, unless it is given.
+SECONDS ?= 60
+SEED ?=
+
+.PHONY: help test test-short lint vet tidy-check fuzz bench soak demo
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -e 's/:.*##/:/' | while IFS=: read -r target text; do printf 'make %-11s%s\n' "$$target" "$$text"; done
@@ -38,6 +42,10 @@ fuzz: ## each fuzz target for FUZZTIME (10s)
 bench: ## benchmarks (BENCH=regexp BENCH_COUNT=n)
 	@bin=$$(scripts/postgres-bin) && for module in $$(scripts/modules); do (cd "$$module" && \
 		PGSPLIT_PG_BIN=$$bin GOWORK=off go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(BENCH_COUNT) -timeout 60m ./...) || exit 1; done
+
+soak: ## sessions, writes and reads under random faults, and a verdict (SECONDS=600 SEED=7)
+	@bin=$$(scripts/postgres-bin) && cd integration && PGSPLIT_PG_BIN=$$bin PGSPLIT_SOAK_SECONDS=$(SECONDS) PGSPLIT_SOAK_SEED=$(SEED) \
+		GOWORK=off go test -count=1 -timeout $$(($(SECONDS) + 600))s -run '^TestSoak$$' -v ./soak
 
 demo: ## a primary and two replicas on this machine, and pgsplit between them (DEMO_ARGS=...)
 	@if [ ! -d cmd/pgsplit ]; then echo 'make demo: this checkout has no cmd/pgsplit' >&2; exit 1; fi

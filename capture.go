@@ -409,7 +409,7 @@ func (p *physical) commitPosition(result *pgconn.Result, async bool) LSN {
 	switch {
 	case errFlush != nil || errInsert != nil:
 		return 0
-	case async:
+	case async && mutant != flushAfterAsync:
 		return p.id.wal.replayable(insert)
 	}
 	return flush

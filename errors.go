@@ -57,11 +57,14 @@ const (
 
 // explain adds what only the driver knows to an error of the server. Everything else goes to the caller as it came.
 func (c *Conn) explain(err error, readOnly bool) error {
+	p := c.lease.p
+	if mutant == retrySentWrite && p.closed() {
+		return driver.ErrBadConn
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != codeReadOnly {
 		return err
 	}
-	p := c.lease.p
 	switch {
 	case readOnly:
 		return fmt.Errorf("%w (on %s): %w", ErrReadOnly, p.server, err)

@@ -84,7 +84,7 @@ func (s *instances) join(l life) *instance {
 func (s *instances) leave(i *instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i.refs--; i.refs == 0 {
+	if i.refs--; i.refs == 0 && mutant != keepAfterRestart {
 		delete(s.known, i.life)
 	}
 }
@@ -156,6 +156,12 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
 	if id.life.address == "" {
 		// A server does not know its own address over a unix socket.
 		id.life.address = conn.Conn().RemoteAddr().String()
+	}
+	if mutant == positionPerAddress {
+		id.life = life{system: id.life.system, address: conn.Conn().RemoteAddr().String()}
+	}
+	if mutant == keepAfterRestart {
+		id.life.started, id.life.statsReset = 0, 0
 	}
 	return id, row.err
 }

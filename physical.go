@@ -129,6 +129,9 @@ func (p *physical) saw(lsn LSN) {
 }
 
 func (p *physical) askReplayed(ctx context.Context) (LSN, error) {
+	if mutant == checkInsideSnapshot && !p.inTx() {
+		_ = p.command(ctx, "begin isolation level repeatable read read only")
+	}
 	if p.id.pooled || p.inTx() {
 		return p.askSimply(ctx)
 	}
@@ -176,6 +179,9 @@ func (p *physical) askSimply(ctx context.Context) (LSN, error) {
 		return 0, err
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 || results[0].Rows[0][0] == nil {
+		if mutant == nullCaughtUp {
+			return unproven - 1, nil
+		}
 		return 0, nil
 	}
 	return ParseLSN(string(results[0].Rows[0][0]))
@@ -186,6 +192,9 @@ func binaryLSN(result *pgconn.Result) (LSN, error) {
 		return 0, result.Err
 	}
 	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 || len(result.Rows[0][0]) != 8 {
+		if mutant == nullCaughtUp {
+			return unproven - 1, nil
+		}
 		return 0, nil // NULL: not a standby, or one that has replayed nothing yet
 	}
 	return LSN(binary.BigEndian.Uint64(result.Rows[0][0])), nil
@@ -200,7 +209,7 @@ const (
 // reaches waits until the floor is replayed, for the budget at most. It tells how it went; an error is the
 // connection's or the context's.
 func (p *physical) reaches(ctx context.Context, floor LSN, budget time.Duration) (bool, error) {
-	if p.id.version >= 190000 && !p.id.pooled && p.id.inRecovery {
+	if p.id.version >= 190000 && !p.id.pooled && p.id.inRecovery && mutant != checkInsideSnapshot {
 		return p.waitFor(ctx, floor, budget)
 	}
 	deadline := time.Now().Add(budget)
@@ -262,6 +271,9 @@ func (p *physical) covering(ctx context.Context) (LSN, error) {
 	flush, err := ParseLSN(rows[1])
 	if err != nil {
 		return 0, err
+	}
+	if mutant == flushAfterAsync {
+		return flush, nil
 	}
 	if insert = p.id.wal.replayable(insert); insert <= flush {
 		return insert, nil

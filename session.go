@@ -370,7 +370,7 @@ func (s *Session) reads(c *Connector, system uint64, now time.Time) need {
 	n.primary = s.distrust || now.Before(s.pinned) || now.Before(t.pinned)
 	for _, m := range t.marks {
 		switch {
-		case m.state == markOpen:
+		case m.state == markOpen && mutant != floorWithRowsOpen:
 			n.primary = true
 		case m.state != markInTx:
 			n.unasked = true
@@ -385,7 +385,7 @@ func (s *Session) pending(c *Connector, system uint64) (marks []*mark, pids []ui
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.trail(c, system).marks {
-		if m.state == markClosed || m.state == markUnknown {
+		if m.state == markClosed || m.state == markUnknown || m.state == markOpen && mutant == floorWithRowsOpen {
 			marks = append(marks, m)
 		}
 		if m.state == markUnknown && !m.pooled {
@@ -406,7 +406,7 @@ func (s *Session) covered(c *Connector, id *identity, at floor, marks []*mark, a
 		if !slices.Contains(marks, m) || !m.from(id) {
 			return false
 		}
-		if m.state != markUnknown {
+		if m.state != markUnknown || mutant == unpinEarly {
 			return true
 		}
 		if m.pooled {

@@ -99,6 +99,9 @@ func (t Token) Merge(o Token) Token {
 
 // merge is Merge for two floors of one cluster. It is a join: commutative, associative and idempotent.
 func (f TokenFloor) merge(o TokenFloor) TokenFloor {
+	if mutant == lastWriterMerge {
+		return o
+	}
 	higher, other := f, o
 	order := cmp.Or(cmp.Compare(f.Timeline, o.Timeline), f.LSN.Compare(o.LSN))
 	if order < 0 {

@@ -1,0 +1,5 @@
+//go:build !pgsplit_mutants
+
+package pgsplit
+
+const mutant = noMutant
