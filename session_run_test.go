@@ -21,9 +21,21 @@ const callers = counters
 type sessionRun struct {
 	*floorRun
 	write func(ctx context.Context, caller int) error // raises the caller's counter by one
+	dbs   []*sql.DB                                   // by caller; empty: all have the run's
+
+	staleOf [callers]atomic.Int64 // stale reads by caller
 }
 
-// ownWrites makes n rounds of a write and reads of it, and counts the reads that did not show it.
+// dbOf is what the caller reads with.
+func (s *sessionRun) dbOf(caller int) *sql.DB {
+	if len(s.dbs) > 0 {
+		return s.dbs[caller]
+	}
+	return s.db
+}
+
+// ownWrites makes n rounds of a write and two reads of it, as many for each caller, and counts the reads that did not show
+// it.
 func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
@@ -44,7 +56,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	for caller := range callers {
 		all.Go(func() {
 			session := NewSession()
-			for value := int64(1); s.reads.Add(1) <= n && ctx.Err() == nil; value++ {
+			for value := int64(1); value <= n/callers && ctx.Err() == nil; value++ {
 				if err := s.write(WithSession(ctx, session), caller); err != nil {
 					s.fail(fmt.Errorf("write: %w", err))
 					return
@@ -52,7 +64,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 				for range 2 {
 					var seen int64
 					var onReplica bool
-					err := s.db.QueryRowContext(ReadOnly(WithSession(ctx, session), MaxWait(10*time.Millisecond)), readCounter, caller).
+					err := s.dbOf(caller).QueryRowContext(ReadOnly(WithSession(ctx, session), MaxWait(10*time.Millisecond)), readCounter, caller).
 						Scan(&seen, &onReplica)
 					switch {
 					case err != nil:
@@ -60,6 +72,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 						return
 					case seen != value:
 						s.stale.Add(1)
+						s.staleOf[caller].Add(1)
 					case onReplica:
 						s.replica.Add(1)
 					}
@@ -111,7 +124,7 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 		var value int64
 		return s.db.QueryRowContext(ctx, raiseCounter+" returning value", caller).Scan(&value)
 	case 2: // for this transaction alone
-		return s.inTx(ctx, nil, func(tx *sql.Tx) error {
+		return transact(ctx, s.db, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, "set local synchronous_commit = "+setting)
 			if err == nil {
 				_, err = tx.ExecContext(ctx, raiseCounter, caller)
@@ -119,13 +132,17 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 			return err
 		})
 	case 3: // a transaction whose BEGIN knows nothing of the session
-		return s.inTx(context.Background(), nil, func(tx *sql.Tx) error {
+		return transact(context.Background(), s.db, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, raiseCounter, caller)
 			return err
 		})
 	}
-	// On the connection, which is not the one that the position is read on.
-	conn, err := s.db.Conn(ctx)
+	return onConnectionWith(ctx, s.db, setting, caller)
+}
+
+// onConnectionWith sets it on the connection, which is not the one that the position is read on.
+func onConnectionWith(ctx context.Context, db *sql.DB, setting string, caller int) error {
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
 	}
@@ -140,8 +157,8 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 	return err
 }
 
-func (s *sessionRun) inTx(ctx context.Context, opts *sql.TxOptions, do func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, opts)
+func transact(ctx context.Context, db *sql.DB, do func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
