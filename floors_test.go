@@ -417,7 +417,8 @@ func TestAPositionKeptAcrossRestartsIsCaught(t *testing.T) {
 // brokeOff tells whether a read lost its connection while it ran: its replica was being killed.
 func brokeOff(err error) bool {
 	return strings.Contains(err.Error(), "57P01") || strings.Contains(err.Error(), "57P02") ||
-		strings.Contains(err.Error(), "EOF") || strings.Contains(err.Error(), "reset by peer")
+		strings.Contains(err.Error(), "EOF") || strings.Contains(err.Error(), "reset by peer") ||
+		strings.Contains(err.Error(), "broken pipe")
 }
 
 // restarts has a replica lose its children or stop at once, far behind its last restartpoint. The log that it has to
