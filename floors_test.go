@@ -430,7 +430,7 @@ func (f *floorRun) restarts(ctx context.Context, r *rand.Rand) error {
 	if err := f.letLogPile(ctx); err != nil {
 		return err
 	}
-	if err := f.restart(ctx, r); err != nil {
+	if err := f.restart(ctx, r, f.cluster.Replicas[r.IntN(2)]); err != nil {
 		return err
 	}
 	pass(ctx, 400*time.Millisecond)
@@ -464,8 +464,7 @@ func (f *floorRun) letLogPile(ctx context.Context) error {
 }
 
 // restart returns when the replica lets readers in again.
-func (f *floorRun) restart(ctx context.Context, r *rand.Rand) error {
-	replica := f.cluster.Replicas[r.IntN(2)]
+func (f *floorRun) restart(ctx context.Context, r *rand.Rand, replica *pgsplittest.Server) error {
 	if r.IntN(2) == 0 {
 		if err := replica.KillBackend(ctx); err != nil {
 			return fmt.Errorf("kill a backend: %w", err)
