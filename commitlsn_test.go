@@ -18,17 +18,17 @@ import (
 )
 
 // A neighbour is somebody else's transaction that stays uncommitted while the test runs.
-type neighbour func(t *testing.T, ctx context.Context, c *pgx.Conn)
+type neighbour func(t testing.TB, ctx context.Context, c *pgx.Conn)
 
 var neighbours = map[string]neighbour{
-	"nobody else": func(*testing.T, context.Context, *pgx.Conn) {},
+	"nobody else": func(testing.TB, context.Context, *pgx.Conn) {},
 	// F2: what it wrote lies above the flush position, and nobody moves that.
-	"an idle transaction that wrote": func(t *testing.T, ctx context.Context, c *pgx.Conn) {
+	"an idle transaction that wrote": func(t testing.TB, ctx context.Context, c *pgx.Conn) {
 		if _, err := c.Exec(ctx, "begin; insert into neighbour select generate_series(1, 100)"); err != nil {
 			t.Fatal(err)
 		}
 	},
-	"a busy transaction": func(t *testing.T, ctx context.Context, c *pgx.Conn) {
+	"a busy transaction": func(t testing.TB, ctx context.Context, c *pgx.Conn) {
 		if _, err := c.Exec(ctx, "begin"); err != nil {
 			t.Fatal(err)
 		}

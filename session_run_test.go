@@ -21,9 +21,21 @@ const callers = counters
 type sessionRun struct {
 	*floorRun
 	write func(ctx context.Context, caller int) error // raises the caller's counter by one
+	dbs   []*sql.DB                                   // by caller; empty: all have the run's
+
+	staleOf [callers]atomic.Int64 // stale reads by caller
 }
 
-// ownWrites makes n rounds of a write and reads of it, and counts the reads that did not show it.
+// dbOf is what the caller reads with.
+func (s *sessionRun) dbOf(caller int) *sql.DB {
+	if len(s.dbs) > 0 {
+		return s.dbs[caller]
+	}
+	return s.db
+}
+
+// ownWrites makes n rounds of a write and two reads of it, as many for each caller, and counts the reads that did not show
+// it.
 func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
@@ -44,7 +56,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	for caller := range callers {
 		all.Go(func() {
 			session := NewSession()
-			for value := int64(1); s.reads.Add(1) <= n && ctx.Err() == nil; value++ {
+			for value := int64(1); value <= n/callers && ctx.Err() == nil; value++ {
 				if err := s.write(WithSession(ctx, session), caller); err != nil {
 					s.fail(fmt.Errorf("write: %w", err))
 					return
@@ -52,7 +64,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 				for range 2 {
 					var seen int64
 					var onReplica bool
-					err := s.db.QueryRowContext(ReadOnly(WithSession(ctx, session), MaxWait(10*time.Millisecond)), readCounter, caller).
+					err := s.dbOf(caller).QueryRowContext(ReadOnly(WithSession(ctx, session), MaxWait(10*time.Millisecond)), readCounter, caller).
 						Scan(&seen, &onReplica)
 					switch {
 					case err != nil:
@@ -60,6 +72,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 						return
 					case seen != value:
 						s.stale.Add(1)
+						s.staleOf[caller].Add(1)
 					case onReplica:
 						s.replica.Add(1)
 					}
@@ -111,7 +124,7 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 		var value int64
 		return s.db.QueryRowContext(ctx, raiseCounter+" returning value", caller).Scan(&value)
 	case 2: // for this transaction alone
-		return s.inTx(ctx, nil, func(tx *sql.Tx) error {
+		return transact(ctx, s.db, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, "set local synchronous_commit = "+setting)
 			if err == nil {
 				_, err = tx.ExecContext(ctx, raiseCounter, caller)
@@ -119,13 +132,17 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 			return err
 		})
 	case 3: // a transaction whose BEGIN knows nothing of the session
-		return s.inTx(context.Background(), nil, func(tx *sql.Tx) error {
+		return transact(context.Background(), s.db, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, raiseCounter, caller)
 			return err
 		})
 	}
-	// On the connection, which is not the one that the position is read on.
-	conn, err := s.db.Conn(ctx)
+	return onConnectionWith(ctx, s.db, setting, caller)
+}
+
+// onConnectionWith sets it on the connection, which is not the one that the position is read on.
+func onConnectionWith(ctx context.Context, db *sql.DB, setting string, caller int) error {
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
 	}
@@ -140,8 +157,8 @@ func (s *sessionRun) writeSomehow(ctx context.Context, caller int) error {
 	return err
 }
 
-func (s *sessionRun) inTx(ctx context.Context, opts *sql.TxOptions, do func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, opts)
+func transact(ctx context.Context, db *sql.DB, do func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -186,104 +203,5 @@ func TestWithoutSessionsOwnWritesAreMissed(t *testing.T) {
 	s.ownWrites(t, 2000)
 	if s.stale.Load() == 0 {
 		t.Error("no stale read: the nemesis proves nothing")
-	}
-}
-
-// monotonic has parallel reads in shared sessions look at a counter that only grows. A read that begins after another
-// one of its session ended must not show less. One on the primary may: a commit can be visible on a replica for a moment
-// before it is on the primary itself (F6).
-func (s *sessionRun) monotonic(t *testing.T, n int64, inSession func(context.Context, *Session) context.Context) (wentBack int64) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
-	defer cancel()
-	background, stop := context.WithCancel(ctx)
-	var others, all sync.WaitGroup
-	others.Go(func() {
-		r := rand.New(rand.NewPCG(5, 6))
-		for background.Err() == nil {
-			if err := s.nemesis(background, r); err != nil && background.Err() == nil {
-				t.Errorf("nemesis: %v", err)
-				return
-			}
-		}
-	})
-	others.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for background.Err() == nil {
-			if _, err := s.db.ExecContext(background, raiseCounter, 0); err != nil && background.Err() == nil {
-				t.Errorf("writer: %v", err)
-				return
-			}
-			<-tick.C
-		}
-	})
-	var back, ahead atomic.Int64
-	for range 8 {
-		session := NewSession()
-		var seen atomic.Int64
-		for range 3 {
-			all.Go(func() {
-				for s.reads.Add(1) <= n && ctx.Err() == nil {
-					before := seen.Load()
-					var value int64
-					var onReplica bool
-					err := s.db.QueryRowContext(ReadOnly(inSession(ctx, session)), readCounter, 0).Scan(&value, &onReplica)
-					if err != nil {
-						s.fail(err)
-						continue
-					}
-					switch {
-					case value >= before:
-					case onReplica:
-						back.Add(1)
-					default:
-						ahead.Add(1)
-					}
-					if onReplica {
-						s.replica.Add(1)
-					}
-					for known := seen.Load(); value > known && !seen.CompareAndSwap(known, value); known = seen.Load() {
-					}
-				}
-			})
-		}
-	}
-	all.Wait()
-	stop()
-	others.Wait()
-	if ctx.Err() != nil {
-		t.Error("the run did not end in time")
-	}
-	t.Logf("%d reads, %d on replicas, %d went back, %d on the primary were behind a replica", n, s.replica.Load(), back.Load(),
-		ahead.Load())
-	return back.Load()
-}
-
-func TestASessionNeverGoesBackInTime(t *testing.T) {
-	for name, dsn := range map[string]func(*pgsplittest.Cluster) string{"two addresses": direct, "one address": roundRobin} {
-		t.Run(name, func(t *testing.T) {
-			f, c := newFloorRun(t, dsn, nil)
-			s := &sessionRun{floorRun: f}
-			n := readsOfARun(t) / 4
-			if back := s.monotonic(t, n, WithSession); back != 0 {
-				t.Errorf("%d reads showed less than an earlier one of their session", back)
-			}
-			if err := s.firstFailure.Load(); err != nil {
-				t.Errorf("%d failed, the first with: %v", s.failed.Load(), *err)
-			}
-			if s.replica.Load() < n/2 {
-				t.Errorf("only %d of %d reads were on replicas", s.replica.Load(), n)
-			}
-			t.Logf("reasons %v", c.Stats().Reasons)
-		})
-	}
-}
-
-func TestWithoutASessionReadsGoBackInTime(t *testing.T) {
-	f, _ := newFloorRun(t, direct, nil)
-	s := &sessionRun{floorRun: f}
-	if s.monotonic(t, 5000, func(ctx context.Context, _ *Session) context.Context { return ctx }) == 0 {
-		t.Error("no read went back: the nemesis proves nothing")
 	}
 }
