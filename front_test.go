@@ -91,6 +91,16 @@ func (f *front) visitors(name string) (came, most int) {
 	return f.came[name], f.most[name]
 }
 
+// drop resets all that are there.
+func (f *front) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for conn := range f.conns {
+		_ = conn.(*net.TCPConn).SetLinger(0)
+		_ = conn.Close()
+	}
+}
+
 func (f *front) accept() {
 	for {
 		conn, err := f.listener.Accept()
