@@ -606,3 +606,54 @@ func TestReportErrorHasTheServerProbedIfTheErrorSaysSomethingAboutIt(t *testing.
 		t.Errorf("%d probes", n)
 	}
 }
+
+// A probe that hangs in the program's own hook outlives the last shell; the server is probed again all the same.
+func TestAServerIsProbedAgainThoughAProbeOfFormerShellsIsStillOnItsWay(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	hanging, release := make(chan struct{}, 10), make(chan struct{})
+	var hang, down atomic.Bool
+	down.Store(true)
+	db := openWith(t, with(cluster.DSN(), "replica_retry_min=20ms", "replica_retry_max=100ms"), func(name string, pool *pgxpool.Config) {
+		if name != "replica1" {
+			return
+		}
+		pool.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			if hang.Load() && c.RuntimeParams["application_name"] == probes {
+				hanging <- struct{}{}
+				<-release
+			}
+			if down.Load() {
+				return errors.New("not yet")
+			}
+			return nil
+		}
+	})
+	hang.Store(true)
+	want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false")
+	<-hanging
+	db.SetMaxIdleConns(0) // the last shell is closed
+	db.SetMaxIdleConns(2)
+	conn := hold(t, ctx, db) // and one that stays is opened
+	exec(t, ctx, conn, "select 1")
+	hang.Store(false)
+	down.Store(false)
+	close(release)
+	eventually(t, "the replica is used again", func() bool { return replicaStats(t, db).State == "healthy" })
+}
+
+// Connections that were good a moment ago do not cost their callers all of the deadline.
+func TestCallersWith300msAreServedThoughAReplicaHasGoneSilentThatHasConnections(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	db := open(t, cluster.ProxyDSN())
+	const callers = 10
+	idleAt(t, ctx, db, callers)
+	cluster.Replicas[0].Proxy().BlackHole()
+	n := served(ctx, db, callers, true)
+	s := replicaStats(t, db)
+	t.Logf("%d of %d were served; %d began on the replica", n, callers, s.Statements)
+	if n == 0 {
+		t.Error("no caller with 300 ms was served")
+	}
+}
