@@ -176,8 +176,9 @@ func idleAt(t testing.TB, ctx context.Context, db *sql.DB, n int) {
 	for range n {
 		conn := hold(t, ctx, db)
 		exec(t, pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly()), conn, "select 1")
-		exec(t, ctx, hold(t, ctx, db), "select 1")
-		shells = append(shells, conn)
+		unhinted := hold(t, ctx, db)
+		exec(t, ctx, unhinted, "select 1")
+		shells = append(shells, conn, unhinted)
 	}
 	closeAll(t, shells)
 }
