@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,8 @@ func (c condition) String() string { return conditions[c] }
 // front stands before a server and decides who is let in. It knows who comes, because they say so when they come.
 type front struct {
 	listener  net.Listener
-	target    string
+	target    string                 // the first server's address
+	leads     atomic.Pointer[string] // the address of the server behind
 	condition atomic.Int32
 
 	mu        sync.Mutex
@@ -48,11 +50,10 @@ func newFront(t testing.TB, s *pgsplittest.Server, c condition) *front {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, target, _ := strings.Cut(s.URI(), "@")
-	target, _, _ = strings.Cut(target, "/")
-	f := &front{listener: listener, target: target, came: map[string]int{}, now: map[string]int{}, most: map[string]int{},
+	f := &front{listener: listener, target: addressOf(s), came: map[string]int{}, now: map[string]int{}, most: map[string]int{},
 		conns: map[net.Conn]struct{}{}}
 	f.is(c)
+	f.leadsTo(s)
 	f.wg.Go(f.accept)
 	t.Cleanup(func() {
 		_ = listener.Close()
@@ -80,6 +81,16 @@ func frontsOf(t testing.TB, cluster *pgsplittest.Cluster, conditions ...conditio
 		uris = append(uris, strings.Replace(s.URI(), f.target, f.listener.Addr().String(), 1))
 	}
 	return strings.Join(uris, " "), fronts
+}
+
+func addressOf(s *pgsplittest.Server) string {
+	return net.JoinHostPort(s.Host(), strconv.Itoa(s.Port()))
+}
+
+// leadsTo has those who come from now on reach another server.
+func (f *front) leadsTo(s *pgsplittest.Server) {
+	address := addressOf(s)
+	f.leads.Store(&address)
 }
 
 func (f *front) is(c condition) { f.condition.Store(int32(c)) }
@@ -163,7 +174,7 @@ func (f *front) welcome(conn net.Conn) {
 		_, _ = io.Copy(io.Discard, conn) // a reset could overtake what was written
 		return
 	}
-	server, err := net.Dial("tcp", f.target)
+	server, err := net.Dial("tcp", *f.leads.Load())
 	if err != nil {
 		return
 	}
