@@ -219,6 +219,47 @@ func TestASessionNeverSeesLessWhileReplicasStandIn(t *testing.T) {
 	}
 }
 
+// What a session does on a replica that stands in is reading, whatever it is carried by.
+func TestASessionsTransactionOnAReplicaThatStandsInIsARead(t *testing.T) {
+	cluster, db, ctx := primaryDownReads(t)
+	session := pgsplit.NewSession()
+	inSession := pgsplit.WithSession(ctx, session)
+	exec(t, inSession, db, "insert into t values (2)")
+	tokenOf(t, ctx, session)
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	loses(t, ctx, cluster, db)
+	for _, isolation := range []sql.IsolationLevel{sql.LevelDefault, sql.LevelRepeatableRead} {
+		tx, err := db.BeginTx(inSession, &sql.TxOptions{Isolation: isolation})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, inSession, tx, "select count(*) || ' ' || pg_is_in_recovery() from t", "2 true")
+		if err := tx.Commit(); err != nil {
+			t.Errorf("%s: %v", isolation, err)
+		}
+		want(t, inSession, db, "select count(*) || ' ' || pg_is_in_recovery() from t", "2 true")
+		want(t, pgsplit.ReadOnly(inSession), db, "select count(*) || ' ' || pg_is_in_recovery() from t", "2 true")
+	}
+	begun := time.Now()
+	if _, err := session.Token(ctx); err != nil {
+		t.Errorf("the token of a session that only read: %v", err)
+	}
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	tx, err := db.BeginTx(inSession, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.ExecContext(inSession, "insert into t values (3)"); !errors.Is(err, pgsplit.ErrNoPrimary) {
+		t.Errorf("a write: %v", err)
+	}
+	_ = tx.Rollback()
+	want(t, inSession, db, "select count(*)::text from t", "2")
+}
+
 func TestWithoutAnyServerStandInsFailWithNoPrimary(t *testing.T) {
 	cluster, db, ctx := primaryDownReads(t)
 	stop(t, cluster.Servers()...)
@@ -264,7 +305,8 @@ func promoted(t testing.TB, ctx context.Context, cluster *pgsplittest.Cluster) {
 
 func TestAPromotedReplicaAmongThePrimarysHostsIsFoundAndTheOldPrimaryGetsNothing(t *testing.T) {
 	for name, order := range map[string]func(old, heir *pgsplittest.Server) []*pgsplittest.Server{
-		"the old one last": func(old, heir *pgsplittest.Server) []*pgsplittest.Server { return []*pgsplittest.Server{heir, old} },
+		"the old one last":  func(old, heir *pgsplittest.Server) []*pgsplittest.Server { return []*pgsplittest.Server{heir, old} },
+		"the old one first": func(old, heir *pgsplittest.Server) []*pgsplittest.Server { return []*pgsplittest.Server{old, heir} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
@@ -328,4 +370,43 @@ func TestAPrimaryBelowATimelineAlreadySeenIsNoPrimary(t *testing.T) {
 	if n := onServer(t, ctx, heir, "select count(*)::text from t where id <> 2"); n != "2" {
 		t.Errorf("%s rows", n)
 	}
+}
+
+// A connection to the old primary that was at hand when the new one was met is of no more use.
+func TestAConnectionToTheOldPrimaryIsNotUsedOnceTheNewOneIsKnown(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	old, heir := cluster.Primary, cluster.Replicas[0]
+	f := newFront(t, old, up)
+	db := open(t, strings.Replace(old.URI(), f.target, f.listener.Addr().String(), 1))
+	exec(t, ctx, db, "create table t (id int)")
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for name, begin := range map[string]func() (queryer, func() error){
+		"Conn": func() (queryer, func() error) { conn := hold(t, ctx, db); return conn, conn.Close },
+		"Tx": func() (queryer, func() error) {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tx, tx.Commit
+		},
+	} {
+		q, end := begin()
+		want(t, ctx, q, whichServer, "primary")
+		defer func() {
+			_ = end()
+			for range 5 {
+				if got := text(t, ctx, db, "insert into t values (2) returning current_setting('cluster_name')"); got != "replica1" {
+					t.Errorf("after the end of the %s %s takes writes", name, got)
+				}
+			}
+		}()
+	}
+	if err := heir.Promote(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.leadsTo(heir)
+	want(t, ctx, db, whichServer, "replica1")
 }
