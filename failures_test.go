@@ -658,3 +658,34 @@ func TestCallersWith300msAreServedThoughAReplicaHasGoneSilentThatHasConnections(
 		t.Error("no caller with 300 ms was served")
 	}
 }
+
+// A server that answers that it is full lives: what it is at work on takes its time.
+func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	dsn, fronts := frontsOf(t, cluster)
+	db := open(t, with(dsn, "replica_timeout=500ms"))
+	warm(t, ctx, db)
+	fronts[1].is(full)
+	want(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`, "true")
+	if s := replicaStats(t, db); s.MovedOn != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A server is let in to while its next probe is still far away. Doubted then, it is probed at once.
+func TestASlowReadIsWaitedForThoughAProbeOfFormerTroubleIsStillDue(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	proxy := cluster.Replicas[0].Proxy()
+	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=500ms", "replica_retry_min=30s", "replica_retry_max=30s"))
+	exec(t, ctx, db, "select 1")
+	proxy.SetDelay(800 * time.Millisecond)
+	want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false") // it takes too long to let the read in
+	proxy.SetDelay(0)
+	eventually(t, "the connection has come", func() bool { return replicaStats(t, db).State == "healthy" })
+	want(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`, "true")
+	if s := replicaStats(t, db); s.MovedOn != 0 || s.State != "healthy" {
+		t.Errorf("%+v", s)
+	}
+}
