@@ -410,3 +410,22 @@ func TestAConnectionToTheOldPrimaryIsNotUsedOnceTheNewOneIsKnown(t *testing.T) {
 	f.leadsTo(heir)
 	want(t, ctx, db, whichServer, "replica1")
 }
+
+// What a standby refuses by other codes than 25006 (F12) needs the primary no less.
+func TestWhatAStandInRefusesInItsOwnWordsFailsWithNoPrimary(t *testing.T) {
+	cluster, db, ctx := primaryDownReads(t)
+	loses(t, ctx, cluster, db)
+	for _, query := range []string{
+		"listen x", "notify x", "vacuum t", "lock t", "create unlogged table u ()", "copy t from stdin",
+		"select pg_logical_emit_message(true, 'a', 'b')", "select lo_create(0)", "select pg_current_wal_lsn()",
+		"begin read write", "begin isolation level serializable",
+	} {
+		conn := hold(t, ctx, db)
+		_, err := conn.ExecContext(ctx, query)
+		if !pgsplit.IsNoPrimary(err) {
+			t.Errorf("%s: %v", query, err)
+		}
+		_, _ = conn.ExecContext(ctx, "rollback")
+		_ = conn.Close()
+	}
+}
