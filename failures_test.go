@@ -424,34 +424,30 @@ func TestWhatCallersDoIsNotHeldAgainstAServer(t *testing.T) {
 	db := open(t, with(cluster.DSN(), "replica_timeout=20s", "pool_max_conns=2"))
 	warm(t, patience, db)
 	db.SetMaxIdleConns(10)
-	hints := map[string]func(context.Context) context.Context{
-		"unhinted": func(ctx context.Context) context.Context { return ctx },
-		"ReadOnly": func(ctx context.Context) context.Context { return pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly()) },
+	failure := func(query string) func(ctx context.Context) error {
+		return func(ctx context.Context) error { _, err := db.ExecContext(ctx, query); return err }
 	}
-	for name, hint := range hints {
-		for what, do := range map[string]func(ctx context.Context) error{
-			"a cancel": func(ctx context.Context) error {
+	for _, hint := range []func(context.Context) context.Context{
+		func(ctx context.Context) context.Context { return ctx },
+		func(ctx context.Context) context.Context { return pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly()) },
+	} {
+		for _, caller := range []struct {
+			what   string
+			do     func(ctx context.Context) error
+			probes uint64 // a server that does not answer before half of a deadline is asked whether it lives
+		}{
+			{"a cancel", func(ctx context.Context) error {
 				ctx, cancel := context.WithCancel(ctx)
 				defer time.AfterFunc(30*time.Millisecond, cancel).Stop()
-				_, err := db.ExecContext(ctx, "select pg_sleep(10)")
-				return err
-			},
-			"a deadline": func(ctx context.Context) error {
-				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-				defer cancel()
-				_, err := db.ExecContext(ctx, "select pg_sleep(10)")
-				return err
-			},
-			"a syntax error": func(ctx context.Context) error { _, err := db.ExecContext(ctx, "selec 1"); return err },
-			"a division":     func(ctx context.Context) error { _, err := db.ExecContext(ctx, "select 1/0"); return err },
-			"an unknown table": func(ctx context.Context) error {
-				_, err := db.ExecContext(ctx, "select from nowhere")
-				return err
-			},
-			"a statement timeout": func(ctx context.Context) error {
+				return failure("select pg_sleep(10)")(ctx)
+			}, 0},
+			{"a syntax error", failure("selec 1"), 0},
+			{"a division", failure("select 1/0"), 0},
+			{"an unknown table", failure("select from nowhere"), 0},
+			{"a statement timeout", func(ctx context.Context) error {
 				return inTx(ctx, db, nil, "set local statement_timeout = '10ms'; select pg_sleep(10)")
-			},
-			"the pool's limit": func(ctx context.Context) error {
+			}, 0},
+			{"the pool's limit", func(ctx context.Context) error {
 				for range 2 {
 					conn := hold(t, ctx, db)
 					defer conn.Close()
@@ -459,23 +455,21 @@ func TestWhatCallersDoIsNotHeldAgainstAServer(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 				defer cancel()
-				_, err := db.ExecContext(ctx, "select 1")
-				return err
-			},
+				return failure("select 1")(ctx)
+			}, 0},
+			{"a deadline", func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+				return failure("select pg_sleep(10)")(ctx)
+			}, 1},
 		} {
-			if err := do(hint(patience)); err == nil {
-				t.Errorf("%s, %s: no error", name, what)
+			if err := caller.do(hint(patience)); err == nil {
+				t.Errorf("%s: no error", caller.what)
 			}
 			for _, s := range connectorOf(t, db).Stats().Servers {
-				if s.State != "healthy" || s.Failures != 0 || s.Cause != nil {
-					t.Errorf("%s, %s: %+v", name, what, s)
+				if s.State != "healthy" || s.Failures != 0 || s.Cause != nil || s.Probes > caller.probes {
+					t.Fatalf("%s: %+v", caller.what, s)
 				}
-				if s.Probes != 0 && what != "a deadline" {
-					t.Errorf("%s, %s: %d probes", name, what, s.Probes)
-				}
-			}
-			if t.Failed() {
-				return
 			}
 		}
 	}
@@ -542,14 +536,19 @@ func TestProbesOpeningsAndWatchesEndWithTheLastShell(t *testing.T) {
 	} {
 		for _, c := range []condition{dead, silent, starting} {
 			t.Run(fmt.Sprintf("%s, %s", name, c), func(t *testing.T) {
-				dsn, _ := frontsOf(t, cluster, up, c, c)
+				dsn, fronts := frontsOf(t, cluster, up, c, c)
 				before := goleak.IgnoreCurrent()
-				db := open(t, with(dsn, "replica_timeout=300ms", "replica_retry_min=10s", "replica_retry_max=10s"))
+				db := open(t, with(dsn, "replica_timeout=300ms", "replica_retry_min=20ms"))
 				connector := connectorOf(t, db)
 				for range 5 {
 					short, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), time.Second)
 					_, _ = db.ExecContext(short, "select 1")
 					cancel()
+				}
+				if c == silent {
+					eventually(t, "a probe is under way that would last", func() bool {
+						return connector.Stats().Servers[1].State == "down" && fronts[1].there(probes) > 0
+					})
 				}
 				connector.ReportError(connector.Stats().Servers[0].Name, io.ErrUnexpectedEOF) // probed at once
 				end(db)
@@ -559,6 +558,19 @@ func TestProbesOpeningsAndWatchesEndWithTheLastShell(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestProbesGoOnWithTheNextShell(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	dsn, fronts := frontsOf(t, cluster, up, dead)
+	db := open(t, with(dsn, "replica_timeout=20s", "replica_retry_min=1h", "replica_retry_max=1h"))
+	want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false")
+	eventually(t, "it is down", func() bool { return replicaStats(t, db).State == "down" })
+	db.SetMaxIdleConns(0)
+	fronts[1].is(up)
+	exec(t, ctx, hold(t, ctx, db), "select 1")
+	eventually(t, "it was probed", func() bool { return replicaStats(t, db).State == "healthy" })
 }
 
 func TestReportErrorHasTheServerProbedIfTheErrorSaysSomethingAboutIt(t *testing.T) {

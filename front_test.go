@@ -102,6 +102,13 @@ func (f *front) visitors(name string) (came, most int) {
 	return f.came[name], f.most[name]
 }
 
+// there is how many are there that said this name.
+func (f *front) there(name string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now[name]
+}
+
 // drop resets all that are there.
 func (f *front) drop() {
 	f.mu.Lock()

