@@ -217,7 +217,7 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 			p.server.doubt(err)
 		}
 		switch {
-		case errors.Is(err, driver.ErrBadConn) && again:
+		case errors.Is(err, driver.ErrBadConn) && again && !aborted:
 			c.release()
 		case movable && watched && (aborted || p.elsewhere(err)):
 			way.failed(p.server, err)

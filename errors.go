@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -55,6 +56,9 @@ const (
 	codeUndefinedFunc    = "42883" // undefined_function
 )
 
+// standbyCodes are those by which a standby refuses what a primary may do (F12).
+var standbyCodes = []string{codeReadOnly, codeInRecovery, "0A000", "XX000"}
+
 // explain adds what only the driver knows to an error of the server. Everything else goes to the caller as it came.
 func (c *Conn) explain(err error, readOnly bool) error {
 	p := c.lease.p
@@ -62,13 +66,19 @@ func (c *Conn) explain(err error, readOnly bool) error {
 		return driver.ErrBadConn
 	}
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != codeReadOnly {
+	if !errors.As(err, &pgErr) {
+		return err
+	}
+	if c.lease.standIn && !readOnly && slices.Contains(standbyCodes, pgErr.Code) {
+		return fmt.Errorf("%w: %s stands in for it: %w", ErrNoPrimary, p.server, err)
+	}
+	if pgErr.Code != codeReadOnly {
 		return err
 	}
 	switch {
 	case readOnly:
 		return fmt.Errorf("%w (on %s): %w", ErrReadOnly, p.server, err)
-	case p.id.inRecovery, c.lease.standIn:
+	case p.id.inRecovery:
 		return fmt.Errorf("%w: %s is in recovery: %w", ErrNoPrimary, p.server, err)
 	}
 	return err

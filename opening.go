@@ -126,6 +126,9 @@ func (s *server) connected(err error) {
 		s.provedAt.Store(time.Now().UnixNano())
 		s.happened(letIn, nil)
 	case errors.As(err, &hook), errors.As(err, &pgErr) && !unavailable(pgErr.Code):
+		if pgErr != nil {
+			s.provedAt.Store(time.Now().UnixNano()) // it lives
+		}
 		s.happened(refused, err)
 	default:
 		s.happened(unreachable, err)
@@ -150,10 +153,16 @@ func (s *server) doubt(cause error) {
 // happened has the server's state follow what happened.
 func (s *server) happened(e event, cause error) {
 	changed, probe, pause := s.health.on(e, time.Now(), cause, s.retry)
-	if probe {
+	state := s.health.state()
+	switch {
+	case probe:
 		s.probeIn(pause)
+	case changed && state == healthy:
+		s.needless()
+	case (e == doubted || e == mute) && state != down:
+		s.hurry()
 	}
-	if changed && s.health.state() == down {
+	if changed && state == down {
 		s.wentDown(cause)
 	}
 }
@@ -180,6 +189,24 @@ func (s *server) probeIn(pause time.Duration) {
 	s.probing = time.AfterFunc(pause, s.probe)
 }
 
+// hurry has the probe that is due take place at once, if it is not under way.
+func (s *server) hurry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.probing != nil && s.probing.Stop() {
+		s.probing.Reset(0)
+	}
+}
+
+// needless calls off the probe that is due: the server is healthy. mu is not held.
+func (s *server) needless() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.probing != nil && s.probing.Stop() {
+		s.health.end()
+	}
+}
+
 // active tells whether anything may go on in the background. mu is held.
 func (s *server) active() bool { return !s.closed && s.connector.shells.Load() > 0 }
 
@@ -201,13 +228,18 @@ func (s *server) probe() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.probeLimit())
 	defer cancel()
 	s.endProbe = cancel
+	era := s.era
 	s.mu.Unlock()
 	s.stats.probes.Add(1)
 	p, err := s.open(ctx, s.usualAccess(), true)
 	if err == nil {
 		p.close()
 	}
-	s.health.end()
+	s.mu.Lock()
+	if s.era == era {
+		s.health.end()
+	}
+	s.mu.Unlock()
 	if !errors.Is(err, context.Canceled) {
 		s.connected(err)
 	}

@@ -254,7 +254,7 @@ func (s *server) giveBack(p *physical) {
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
 func (s *server) reusable(p *physical) bool {
-	if p.unfit || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
+	if p.unfit || p.superseded() || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
 		return false
 	}
 	hook := s.config.AfterRelease
@@ -267,6 +267,11 @@ func (s *server) reusable(p *physical) bool {
 		return nil
 	})
 	return keep
+}
+
+// superseded tells whether a primary has been put aside by a failover since the connection was opened.
+func (p *physical) superseded() bool {
+	return !p.server.replica() && !p.id.inRecovery && p.id.timeline != 0 && p.id.timeline < p.server.connector.samples.current()
 }
 
 // promoted tells whether the primary's server was a standby when the connection learnt who it is, and says now that it is
@@ -368,10 +373,13 @@ func (s *server) stopBackground() {
 			o.cancel()
 		}
 	}
-	if s.probing != nil && s.probing.Stop() {
+	if s.probing != nil {
+		// The one that is under way may take its time to end, in a hook. It is not waited for.
+		s.probing.Stop()
+		s.probing = nil
 		s.health.end()
+		s.era++
 	}
-	s.probing = nil
 	if s.endProbe != nil {
 		s.endProbe()
 	}
@@ -526,7 +534,7 @@ func (p *physical) wantsPing(ctx context.Context) (wants bool, err error) {
 
 // awake tells whether an idle connection still lives.
 func (p *physical) awake(ctx context.Context, ping bool) bool {
-	if p.closed() || p.expired(time.Now) {
+	if p.closed() || p.expired(time.Now) || p.superseded() {
 		return false
 	}
 	if !ping {

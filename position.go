@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -59,25 +60,23 @@ const lagBytesSample = time.Second
 // samples remembers where the primary was when. An instance that has replayed the position of a sample lags no more
 // than the sample's age, by this process's clock alone (F11).
 type samples struct {
-	mu       sync.Mutex
-	ring     [64]sample // guarded by mu
-	last     int        // index of the newest; guarded by mu
-	timeline uint32     // that of the primary, the highest one seen; guarded by mu
+	timeline atomic.Uint32 // that of the primary, the highest one seen; written under mu
+
+	mu   sync.Mutex
+	ring [64]sample // guarded by mu
+	last int        // index of the newest; guarded by mu
 }
 
 // current is the highest timeline of a primary that was met.
-func (s *samples) current() uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.timeline
-}
+func (s *samples) current() uint32 { return s.timeline.Load() }
 
 // follow forgets the samples of timelines that have ended: a failover has put their primary aside.
 func (s *samples) follow(timeline uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if timeline > s.timeline {
-		s.timeline, s.ring = timeline, [len(s.ring)]sample{}
+	if timeline > s.timeline.Load() {
+		s.timeline.Store(timeline)
+		s.ring = [len(s.ring)]sample{}
 	}
 }
 
@@ -97,7 +96,7 @@ func (s *samples) newest() sample {
 func (s *samples) add(v sample) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v.timeline < s.timeline {
+	if v.timeline < s.timeline.Load() {
 		return
 	}
 	s.last = (s.last + 1) % len(s.ring)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,6 +54,7 @@ type server struct {
 	openings []*opening             // under way; guarded by mu
 	probing  *time.Timer            // for the probe that is due; guarded by mu
 	endProbe context.CancelFunc     // ends the probe under way; guarded by mu
+	era      int                    // counts how often everything in the background was ended; guarded by mu
 	watcher  *time.Timer            // for replies that do not come; guarded by mu
 }
 
@@ -174,6 +176,9 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 		}
 	}
+	if seen := s.connector.samples.current(); seen != 0 && !s.replica() && len(config.Fallbacks) > 0 {
+		config.ValidateConnect = notBelow(seen, config.ValidateConnect)
+	}
 	if hook := s.config.BeforeConnect; hook != nil {
 		if err := contained("BeforeConnect", func() error { return hook(ctx, config) }); err != nil {
 			return nil, hookError{fmt.Errorf("BeforeConnect: %w", err)}
@@ -188,6 +193,26 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 		return nil, err
 	}
 	return conn.(*stdlib.Conn), nil
+}
+
+// notBelow has the next of several hosts tried where one follows an earlier timeline than the primary did already.
+func notBelow(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
+	return func(ctx context.Context, conn *pgconn.PgConn) error {
+		if check != nil {
+			if err := check(ctx, conn); err != nil {
+				return err
+			}
+		}
+		results, err := conn.Exec(ctx, "select "+timelineExpression+" where not pg_catalog.pg_is_in_recovery()").ReadAll()
+		if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
+			return err
+		}
+		timeline, err := strconv.ParseUint(string(results[0].Rows[0][0]), 10, 32)
+		if err == nil && uint32(timeline) < seen {
+			err = fmt.Errorf("it follows timeline %d: %w", timeline, errPutAside)
+		}
+		return err
+	}
 }
 
 // probeName is the application_name of probes in pg_stat_activity.

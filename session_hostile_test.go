@@ -185,8 +185,8 @@ func TestAnUnsealedTokenWithAnyBitChangedIsRefusedOrReadOnce(t *testing.T) {
 	}
 }
 
-// outcome is what becomes of a forged token: what a read shows, and how often which counter rises.
-type outcome struct {
+// verdict is what becomes of a forged token: what a read shows, and how often which counter rises.
+type verdict struct {
 	shown         string
 	err           error
 	lost, foreign uint64
@@ -200,13 +200,13 @@ func TestAForgedTokenIsNotObeyed(t *testing.T) {
 		change(&f)
 		return []pgsplit.TokenFloor{f}
 	}
-	primary := outcome{shown: "2 false"}
-	lost := outcome{shown: "2 false", lost: 1}
-	foreign := outcome{shown: "1 true", foreign: 1}
-	putAside := outcome{err: pgsplit.ErrNoFreshReplica}
+	primary := verdict{shown: "2 false"}
+	lost := verdict{shown: "2 false", lost: 1}
+	foreign := verdict{shown: "1 true", foreign: 1}
+	putAside := verdict{err: pgsplit.ErrNoFreshReplica}
 	cases := map[string]struct {
 		floors []pgsplit.TokenFloor
-		want   outcome
+		want   verdict
 	}{
 		"a little in the future": {forged(func(f *pgsplit.TokenFloor) { f.LSN += 1 << 20 }), lost},
 		"far in the future":      {forged(func(f *pgsplit.TokenFloor) { f.LSN += 1 << 40 }), lost},
@@ -226,7 +226,7 @@ func TestAForgedTokenIsNotObeyed(t *testing.T) {
 			s := h.session(t, h.keyring.Seal(pgsplit.Token{Floors: c.floors}))
 			shown, err := h.read(t, s)
 			after := connectorOf(t, h.db).Stats()
-			got := outcome{shown: shown, lost: after.LostTokens - before.LostTokens, foreign: after.ForeignTokens - before.ForeignTokens}
+			got := verdict{shown: shown, lost: after.LostTokens - before.LostTokens, foreign: after.ForeignTokens - before.ForeignTokens}
 			if errors.Is(err, c.want.err) {
 				got.err = c.want.err
 			}

@@ -71,7 +71,7 @@ func TestSoak(t *testing.T) {
 
 // liveness says whether a read that a server could have served is a violation when it fails. Until reads move on to another
 // server while they run (issue 4, point 2) it is not.
-const liveness = false
+const liveness = true
 
 // soakRules are what a soak is judged by.
 func soakRules(roundRobin bool) Rules {
