@@ -101,7 +101,11 @@ func (s *server) lookForReplies() {
 		case r.probed.IsZero() && now.Before(again):
 			r.due = again // it has let somebody in since
 		case r.probed.IsZero():
-			r.probed, r.due = now, now.Add(r.patience)
+			left := r.patience
+			if !r.whole {
+				left /= 2 // it was half of the time until the deadline: the next server needs some of the rest
+			}
+			r.probed, r.due = now, now.Add(left)
 			late, probe = late || r.whole, true
 		case proved.After(r.probed):
 			r.due = time.Time{} // it lives: the statement takes its time
