@@ -211,7 +211,7 @@ func TestReadsInFlightWhenAReplicaGoesSilentFinishElsewhereAndLaterOnesDoNotTouc
 			longest.Store(max(longest.Load(), int64(took)))
 		})
 	}
-	eventually(t, "all are in flight", func() bool { busy, _, err := watch.working(); return err == nil && busy == readers })
+	eventually(t, "all are in flight", func() bool { return watch.count("wait_event = 'PgSleep'") == readers })
 	cut.Store(time.Now().UnixNano())
 	proxy.BlackHole()
 	wg.Wait()

@@ -174,7 +174,7 @@ func TestARecoveryConflictInsideATransactionGoesToTheCaller(t *testing.T) {
 		_, err := tx.ExecContext(ctx, "select count(*) from t, pg_sleep(20)")
 		failed <- err
 	}()
-	eventually(t, "it runs", func() bool { return watch.count("query like '%pg_sleep(20)%' and state = 'active'") == 1 })
+	eventually(t, "it runs", func() bool { return watch.count("wait_event = 'PgSleep'") == 1 })
 	runSQL(t, ctx, cluster, "update t set v = v + 1")
 	runSQL(t, ctx, cluster, "vacuum t")
 	isUnchanged(t, <-failed, "40001")
@@ -376,7 +376,7 @@ func TestAReadWhoseConnectionIsLostBeforeItsFirstRowRunsElsewhere(t *testing.T) 
 				}()
 			}
 			eventually(t, "they run", func() bool {
-				return watch.count("query like '%pg_sleep(30)%' and state = 'active'") == len(ways)
+				return watch.count("wait_event = 'PgSleep'") == len(ways)
 			})
 			if err := lose(ctx, replica); err != nil {
 				t.Fatal(err)
