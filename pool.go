@@ -168,7 +168,7 @@ func (s *server) closedToNew() error {
 	switch state := s.health.state(); {
 	case state == down, state == refusing && s.replica():
 		_, cause := s.health.why()
-		return errShut{fmt.Errorf("pgsplit: %s is %s: %w", s, state, cause)}
+		return errShut{cause}
 	}
 	return nil
 }

@@ -322,16 +322,9 @@ func TestASessionThatDoesNotKnowAllTheInstancesThatItReadIsCaught(t *testing.T) 
 	}
 }
 
-// F7, F9.
+// F9. (Restarts catch it only now and then, since reads go elsewhere while a server that lost its connections is looked at.)
 func TestASessionThatTellsInstancesByTheirAddressIsCaught(t *testing.T) {
-	t.Run("restarts", func(t *testing.T) {
-		m, _ := newMonotonicRun(t, labelled, byAddress)
-		m.nemesis = m.restarts
-		m.mustBeCaught(t)
-	})
-	t.Run("swaps", func(t *testing.T) {
-		m, _ := newMonotonicRun(t, roundRobin, byAddress)
-		m.nemesis = m.swaps
-		m.mustBeCaught(t)
-	})
+	m, _ := newMonotonicRun(t, roundRobin, byAddress)
+	m.nemesis = m.swaps
+	m.mustBeCaught(t)
 }
