@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgsplit/pgsplit"
@@ -625,6 +627,46 @@ func TestAHookMayUseTheSameDB(t *testing.T) {
 			if calls.Load() == 0 {
 				t.Error("the hook never ran")
 			}
+		})
+	}
+}
+
+// Connections are opened, and servers probed, on goroutines that no caller of database/sql guards.
+func TestAHookThatPanicsOrEndsItsGoroutineWhileAConnectionIsOpenedMovesReadsOn(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	var broken atomic.Bool
+	for name, set := range map[string]func(*pgxpool.Config){
+		"BeforeConnect ends its goroutine": func(pool *pgxpool.Config) {
+			pool.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+				if broken.Load() {
+					runtime.Goexit()
+				}
+				return nil
+			}
+		},
+		"OnNotice panics": func(pool *pgxpool.Config) {
+			pool.ConnConfig.RuntimeParams["client_min_messages"] = "debug5"
+			pool.ConnConfig.OnNotice = func(conn *pgconn.PgConn, _ *pgconn.Notice) {
+				if broken.Load() && conn.TxStatus() != 0 { // after the startup
+					panic("a notice")
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			broken.Store(true)
+			db := openWith(t, with(cluster.DSN(), "replica_retry_min=10ms", "replica_retry_max=20ms"), func(name string, pool *pgxpool.Config) {
+				if name == "replica1" {
+					set(pool)
+				}
+			})
+			for range 3 {
+				want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false")
+			}
+			eventually(t, "it is probed", func() bool { return replicaStats(t, db).Probes > 2 })
+			broken.Store(false)
+			eventually(t, "it is used", func() bool { return text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" })
 		})
 	}
 }

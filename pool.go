@@ -165,12 +165,13 @@ func (s *server) take(ctx context.Context, a access) (p, retire *physical, o *op
 // closedToNew is why no new connection is tried: the last try failed, and the next one is the probe's. A primary that
 // only refuses a connection tells each caller itself, as without this driver.
 func (s *server) closedToNew() error {
-	switch state := s.health.state(); {
-	case state == down, state == refusing && s.replica():
-		_, cause := s.health.why()
+	if state := s.health.state(); state != down && (state != refusing || !s.replica()) {
+		return nil
+	}
+	if _, cause := s.health.why(); cause != nil {
 		return errShut{cause}
 	}
-	return nil
+	return nil // it has just been let in
 }
 
 // closedToReads is why the server gets no requests that others can serve or that can do without: it is down.
@@ -288,7 +289,7 @@ func (s *server) keep(p *physical) {
 	if keep {
 		p.idleSince = now
 		s.idle[p.access] = append(s.idle[p.access], p)
-		s.watch()
+		s.scheduleSweep()
 	} else {
 		s.total--
 	}
@@ -390,16 +391,16 @@ func (s *server) stopBackground() {
 	}
 }
 
-// watch arranges that idle connections expire without anybody asking, if the pool's configuration says they do. mu is
+// scheduleSweep arranges that idle connections expire without anybody asking, if the pool's configuration says they do. mu is
 // held.
-func (s *server) watch() {
+func (s *server) scheduleSweep() {
 	if s.janitor != nil || s.closed || s.config.MaxConnLifetime <= 0 && s.config.MaxConnIdleTime <= 0 {
 		return
 	}
-	s.janitor = time.AfterFunc(s.watchPeriod(), s.sweep)
+	s.janitor = time.AfterFunc(s.sweepPeriod(), s.sweep)
 }
 
-func (s *server) watchPeriod() time.Duration {
+func (s *server) sweepPeriod() time.Duration {
 	period := s.config.HealthCheckPeriod
 	for _, limit := range []time.Duration{s.config.MaxConnLifetime, s.config.MaxConnIdleTime} {
 		if limit > 0 && (period <= 0 || limit < period) {
@@ -430,7 +431,7 @@ func (s *server) sweep() {
 	s.total -= len(expired)
 	s.janitor = nil
 	if len(s.idle[readWrite])+len(s.idle[readOnly]) > 0 {
-		s.watch()
+		s.scheduleSweep()
 	}
 	s.mu.Unlock()
 	for _, p := range expired {

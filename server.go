@@ -28,6 +28,7 @@ type server struct {
 
 	connector *Connector
 	index     int // among the replicas
+	hosts     int // that its configuration lists
 	stats     serverStats
 	health    health
 	retry     retry
@@ -59,7 +60,8 @@ type server struct {
 }
 
 func newServer(c *Connector, role role, name string, r Replica) *server {
-	s := &server{name: name, label: r.Label, weight: max(r.Weight, 1), config: r.Pool, connector: c, conns: map[*physical]struct{}{}}
+	s := &server{name: name, label: r.Label, weight: max(r.Weight, 1), config: r.Pool, hosts: len(addressesOf(r.Pool)),
+		connector: c, conns: map[*physical]struct{}{}}
 	s.stats.role = role
 	s.watchAt.Store(never)
 	s.retry = retry{first: c.config.RetryMin, last: c.config.RetryMax, jitter: rand.Float64}
@@ -112,7 +114,8 @@ func (s *server) open(ctx context.Context, a access, probe bool) (*physical, err
 	if p.lifetime = s.config.MaxConnLifetime; p.lifetime > 0 {
 		p.lifetime += time.Duration(rand.Float64() * float64(s.config.MaxConnLifetimeJitter))
 	}
-	if err := p.introduce(ctx); err != nil {
+	// It calls functions of the configuration, such as OnNotice.
+	if err := contained("the first statement", func() error { return p.introduce(ctx) }); err != nil {
 		p.close()
 		return nil, fmt.Errorf("pgsplit: %s: %w", s, err)
 	}
@@ -176,7 +179,7 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 		}
 	}
-	if seen := s.connector.samples.current(); seen != 0 && !s.replica() && len(config.Fallbacks) > 0 {
+	if seen := s.connector.samples.current(); seen != 0 && !s.replica() && s.hosts > 1 {
 		config.ValidateConnect = notBelow(seen, config.ValidateConnect)
 	}
 	if hook := s.config.BeforeConnect; hook != nil {

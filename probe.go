@@ -1,0 +1,154 @@
+package pgsplit
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file tells a server's health what happened there, and probes the server when that asks for it.
+
+// leastProbeLimit is how long a probe may take when the configuration's connect_timeout does not ask for more.
+const leastProbeLimit = 5 * time.Second
+
+// probeLimit is how long a probe may take. A replica is to prove soon that it lives: reads wait for that.
+func (s *server) probeLimit() time.Duration {
+	if state := s.health.state(); s.replica() && (state == suspect || state == healthy) {
+		return s.connector.config.ReplicaTimeout
+	}
+	return max(leastProbeLimit, s.connectTimeout())
+}
+
+// connected takes note of how an attempt to connect ended.
+func (s *server) connected(err error) {
+	var hook hookError
+	var pgErr *pgconn.PgError
+	switch {
+	case err == nil:
+		s.provedAt.Store(time.Now().UnixNano())
+		s.happened(letIn, nil)
+	case errors.As(err, &hook), errors.As(err, &pgErr) && !unavailable(pgErr.Code):
+		if pgErr != nil {
+			s.provedAt.Store(time.Now().UnixNano()) // it lives
+		}
+		s.happened(refused, err)
+	default:
+		s.happened(unreachable, err)
+	}
+}
+
+// unavailable tells whether a server says by this SQLSTATE that nobody can use it now.
+func unavailable(code string) bool {
+	switch code {
+	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow:
+		return true
+	}
+	return false
+}
+
+// doubt takes note that something went wrong on a connection to the server that may have come from the server.
+func (s *server) doubt(cause error) {
+	s.lostAt.Store(time.Now().UnixNano())
+	s.happened(doubted, cause)
+}
+
+// happened has the server's state follow what happened.
+func (s *server) happened(e event, cause error) {
+	changed, probe, pause := s.health.on(e, time.Now(), cause, s.retry)
+	state := s.health.state()
+	switch {
+	case probe:
+		s.probeIn(pause)
+	case changed && state == healthy:
+		s.needless()
+	case (e == doubted || e == mute) && state != down:
+		s.hurry()
+	}
+	if changed && state == down {
+		s.wentDown(cause)
+	}
+}
+
+// wentDown gives up on what was going on with a server that is down. The connections at hand to a primary that only takes
+// too long to let new ones in may be good.
+func (s *server) wentDown(cause error) {
+	if s.replica() {
+		s.abortReads()
+	}
+	if s.replica() || !errors.Is(cause, context.DeadlineExceeded) {
+		s.closeIdle()
+	}
+}
+
+// probeIn arranges for the probe that is due.
+func (s *server) probeIn(pause time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.active() {
+		s.health.end()
+		return
+	}
+	s.probing = time.AfterFunc(pause, s.probe)
+}
+
+// hurry has the probe that is due take place at once, if it is not under way.
+func (s *server) hurry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.probing != nil && s.probing.Stop() {
+		s.probing.Reset(0)
+	}
+}
+
+// needless calls off the probe that is due: the server is healthy. mu is not held.
+func (s *server) needless() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.probing != nil && s.probing.Stop() {
+		s.health.end()
+	}
+}
+
+// active tells whether anything may go on in the background. mu is held.
+func (s *server) active() bool { return !s.closed && s.connector.shells.Load() > 0 }
+
+// wake arranges anew for the probe of a server that was not healthy when the last shell was closed.
+func (s *server) wake() {
+	if s.health.resume() {
+		s.probeIn(0)
+	}
+}
+
+// probe connects to the server once, on a connection of its own, to see whether it lets anybody in.
+func (s *server) probe() {
+	s.mu.Lock()
+	if !s.active() || !s.health.begin() {
+		s.health.end()
+		s.mu.Unlock()
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), s.probeLimit())
+	s.endProbe = cancel
+	era := s.era
+	s.mu.Unlock()
+	s.stats.probes.Add(1)
+	var p *physical
+	err := error(errHookLeft)
+	defer func() {
+		cancel()
+		if err == nil {
+			p.close()
+		}
+		s.mu.Lock()
+		if s.era == era {
+			s.health.end()
+		}
+		s.mu.Unlock()
+		if !errors.Is(err, context.Canceled) {
+			s.connected(err)
+		}
+	}()
+	p, err = s.open(ctx, s.usualAccess(), true)
+}
