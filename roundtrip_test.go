@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -263,6 +264,21 @@ func TestANewConnectionTakesOneRoundTripMoreThanRawPgx(t *testing.T) {
 		if got != base+1 {
 			t.Errorf("%s: %d round trips, raw pgx takes %d", name, got, base)
 		}
+	}
+}
+
+// pgx lists a host twice where TLS is optional, as it is by default. That is one host, and no other one has to be looked for.
+func TestTheNextConnectionToOneHostTakesNoMoreRoundTripsThanTheFirst(t *testing.T) {
+	cluster := pgsplittest.Start(t)
+	ctx := patient(t)
+	db := open(t, strings.Replace(cluster.Primary.ProxyURI(), "sslmode=disable", "sslmode=prefer", 1))
+	connect := func() error {
+		_, err := hold(t, ctx, db).ExecContext(ctx, "select 1")
+		return err
+	}
+	first := roundTrips(t, cluster, connect)
+	if next := roundTrips(t, cluster, connect); next != first {
+		t.Errorf("%d round trips, and %d the first time", next, first)
 	}
 }
 
