@@ -49,4 +49,5 @@ soak: ## sessions, writes and reads under random faults, and a verdict (SECONDS=
 
 demo: ## a primary and two replicas on this machine, and pgsplit between them (DEMO_ARGS=...)
 	@if [ ! -d cmd/pgsplit ]; then echo 'make demo: this checkout has no cmd/pgsplit' >&2; exit 1; fi
-	@bin=$$(scripts/postgres-bin) && PGSPLIT_PG_BIN=$$bin GOWORK=off go run ./cmd/pgsplit demo $(DEMO_ARGS)
+	@bin=$$(scripts/postgres-bin) && dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && trap : INT && \
+		GOWORK=off go build -o "$$dir/pgsplit" ./cmd/pgsplit && PGSPLIT_PG_BIN=$$bin "$$dir/pgsplit" demo $(DEMO_ARGS)
