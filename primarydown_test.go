@@ -341,14 +341,21 @@ func TestAPromotedReplicaAmongThePrimarysHostsIsFoundAndTheOldPrimaryGetsNothing
 	}
 }
 
+// throughAFront opens a primary, with a table, by an address that can lead to its replica.
+func throughAFront(t *testing.T, ctx context.Context) (*pgsplittest.Cluster, *front, *sql.DB) {
+	t.Helper()
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	f := newFront(t, cluster.Primary, up)
+	db := open(t, strings.Replace(cluster.Primary.URI(), f.target, f.listener.Addr().String(), 1))
+	exec(t, ctx, db, "create table t (id int)")
+	return cluster, f, db
+}
+
 // The old primary comes back at the only address that there is.
 func TestAPrimaryBelowATimelineAlreadySeenIsNoPrimary(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
+	cluster, f, db := throughAFront(t, ctx)
 	old, heir := cluster.Primary, cluster.Replicas[0]
-	f := newFront(t, old, up)
-	db := open(t, strings.Replace(old.URI(), f.target, f.listener.Addr().String(), 1))
-	exec(t, ctx, db, "create table t (id int)")
 	promoted(t, ctx, cluster)
 	f.leadsTo(heir) // as a virtual address is moved
 	eventually(t, "the new primary is used", func() bool { _, err := db.ExecContext(ctx, "insert into t values (1)"); return err == nil })
@@ -375,12 +382,9 @@ func TestAPrimaryBelowATimelineAlreadySeenIsNoPrimary(t *testing.T) {
 
 // A connection to the old primary that was at hand when the new one was met is of no more use.
 func TestAConnectionToTheOldPrimaryIsNotUsedOnceTheNewOneIsKnown(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
-	old, heir := cluster.Primary, cluster.Replicas[0]
-	f := newFront(t, old, up)
-	db := open(t, strings.Replace(old.URI(), f.target, f.listener.Addr().String(), 1))
-	exec(t, ctx, db, "create table t (id int)")
+	cluster, f, db := throughAFront(t, ctx)
+	heir := cluster.Replicas[0]
 	if err := cluster.CatchUp(ctx); err != nil {
 		t.Fatal(err)
 	}
