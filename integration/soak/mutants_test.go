@@ -55,12 +55,15 @@ func mutantRuns() map[string]mutantRun {
 		"flush-after-async":    {[]Rule{ReadYourWrites, MonotonicReads}, Options{Workload: asynchronous, Trouble: brief("pause")}},
 		"last-writer-merge":    {[]Rule{ReadYourWrites}, Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
 		"retry-sent-write":     {[]Rule{DoubleWrite}, Options{Workload: doing("write"), Trouble: resets}},
-		"keep-after-restart":   {[]Rule{Floor}, Options{Workload: promises, Trouble: restarts}},
+		"keep-after-restart":   {[]Rule{Floor}, Options{Workload: promises, Trouble: restarts, Parameters: atOnce}},
 		"null-caught-up":       {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: brief("promote")}},
 		"floor-with-rows-open": {[]Rule{ReadYourWrites}, Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
 		"unpin-early":          {[]Rule{ReadYourWrites}, Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},
 	}
 }
+
+// atOnce has a replica that was lost read again at once, while it is still far behind.
+const atOnce = "&replica_retry_min=1ms&replica_retry_max=5ms"
 
 // TestEveryMutantIsCaught shows that the checker finds what it looks for.
 func TestEveryMutantIsCaught(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ type Options struct {
 	Settings   []pgsplittest.Option // of the cluster, which has two replicas
 	Rules      Rules                // Servers and Replicas are filled in
 	Early      bool                 // end with the first violation
+	Parameters string               // of the DSN, beginning with &
 
 	Command     []string // starts a worker: a program that calls Work when IsWorker
 	Environment []string // of the workers, besides this process's own
@@ -134,10 +136,12 @@ create index on ledger (key, version)`)
 }
 
 func (r *run) dsn() string {
+	dsn := r.cluster.ProxyDSN()
 	if r.RoundRobin {
-		return r.cluster.Primary.ProxyURI() + " " + r.cluster.RoundRobin().URI()
+		dsn = r.cluster.Primary.ProxyURI() + " " + r.cluster.RoundRobin().URI()
 	}
-	return r.cluster.ProxyDSN()
+	primary, replicas, _ := strings.Cut(dsn, " ")
+	return primary + r.Parameters + " " + replicas
 }
 
 // trouble lets the nemesis do its work until the time is over, or until a violation is found.
