@@ -280,7 +280,22 @@ func (c *caller) read(s client, key int, r reading) *Op {
 	if query == "" {
 		query = readSQL
 	}
-	return c.complete(op, c.scan(op, key, c.db.QueryRowContext(r.hint(ctx, op), query, key)), true)
+	rows, err := c.db.QueryContext(r.hint(ctx, op), query, key)
+	if err == nil {
+		v := Value{Key: key}
+		if rows.Next() {
+			err = rows.Scan(&v.Version, &v.Op, &op.Standby, &op.Port)
+			op.Partial = err == nil
+		}
+		err = errors.Join(err, rows.Err(), rows.Close())
+		if op.Partial {
+			op.Reads = []Value{v}
+		} else if err == nil {
+			err = sql.ErrNoRows
+		}
+		op.Partial = op.Partial && err != nil
+	}
+	return c.complete(op, err, true)
 }
 
 func (c *caller) scan(op *Op, key int, row *sql.Row) error {
