@@ -144,7 +144,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 		switch {
 		case s.target == toNowhere:
 			c.decided(ctx, s.reason, r.floor)
-			if p.answer != nil {
+			if p.answer != nil && !p.noPrimary {
 				return p.answer
 			}
 			return nowhere(s.reason, p.failures)

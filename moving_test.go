@@ -591,3 +591,26 @@ func (o *observer) count(condition string) (n int) {
 	}
 	return n
 }
+
+// A replica's answer does not stand where the primary might have given another one.
+func TestAReadThatNamesWhatIsNotReplayedYetFailsWithNoPrimaryWhileThereIsNone(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	ctx := patient(t)
+	db := open(t, patiently(cluster))
+	exec(t, ctx, db, "create table t (id int)")
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range cluster.Replicas {
+		if err := s.PauseReplay(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(t, ctx, db, "alter table t add column news int")
+	stop(t, cluster.Primary)
+	_, err := db.ExecContext(pgsplit.ReadOnly(ctx), "select news from t")
+	var pgErr *pgconn.PgError
+	if !pgsplit.IsNoPrimary(err) || !errors.As(err, &pgErr) || pgErr.Code != "42703" {
+		t.Errorf("%v", err)
+	}
+}

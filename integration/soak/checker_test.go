@@ -245,6 +245,8 @@ func TestCheckJudgesWhoIsServed(t *testing.T) {
 	inSession.Session = 1
 	hasty := read(1, 1500, 1600, 0, Fail)
 	hasty.Budget = ms(100)
+	early := read(1, 1500, 1600, 0, Fail)
+	early.State = undefinedColumn
 	halfway := read(1, 0, 10, 1, Fail)
 	halfway.Partial = true
 	for _, test := range []struct {
@@ -269,6 +271,8 @@ func TestCheckJudgesWhoIsServed(t *testing.T) {
 			[]Fault{trouble("kill", true, 1000, 2000, "primary")}, ""},
 		{"a read that has to see something fails while a replica is down", []Op{at(1, 0, 0, began(false)), inSession},
 			[]Fault{trouble("kill", true, 1000, 2000, "replica1")}, Liveness},
+		{"a read names a new column while the primary is down", []Op{early}, []Fault{trouble("cut", true, 1000, 2000, "primary")}, ""},
+		{"a read names a new column while a replica is down", []Op{early}, []Fault{trouble("kill", true, 1000, 2000, "replica1")}, Liveness},
 		{"a read fails after its first row", []Op{halfway}, nil, ""},
 		{"a caller that gave it too little time fails", []Op{hasty}, nil, ""},
 	} {
