@@ -185,10 +185,18 @@ func (p *physical) alive(ctx context.Context, pids []uint32) ([]uint32, error) {
 	return alive, nil
 }
 
+// walRate is more log than any server writes in a second. A claim of more than could have been written since the primary was
+// last asked is not worth a question.
+const walRate = 64 << 30
+
 // whereIs is where the primary is: the newest sample if it suffices for the claim, or a fresh one.
 func (c *Connector) whereIs(ctx context.Context, claim floor) (floor, error) {
-	if newest := c.samples.newest(); newest.lsn >= claim.lsn &&
-		(claim.timeline == 0 || claim.timeline == newest.timeline) {
+	newest := c.samples.newest()
+	if newest.lsn >= claim.lsn && (claim.timeline == 0 || claim.timeline == newest.timeline) {
+		return newest.floor, nil
+	}
+	if newest.lsn != 0 && claim.lsn > newest.lsn && claim.timeline <= newest.timeline &&
+		float64(claim.lsn-newest.lsn) > walRate*(1+time.Since(newest.at).Seconds()) {
 		return newest.floor, nil
 	}
 	v, err := c.samplePrimary(ctx, time.Now())

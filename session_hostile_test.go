@@ -273,10 +273,9 @@ func TestAForgedTimelineEndsWithItsCaller(t *testing.T) {
 	exec(t, pgsplit.WithSession(ctx, pgsplit.NewSession()), h.db, "insert into notes values (3)")
 }
 
-// The highest position there is makes the process ask the primary where it is, once a request, and read there. That is one
-// round trip more than a read on the primary has in any session, and two more where one connection has to do for both, as
-// it is good for writing or for reading. Of requests that come together some share an answer.
-func TestATokenWithTheHighestPositionCostsThePrimaryOneQuestion(t *testing.T) {
+// The highest position there is costs the primary what a read there costs in any session, and no question: no server can have
+// written that much since it was last asked.
+func TestATokenWithTheHighestPositionCostsThePrimaryTheCallersOwnReads(t *testing.T) {
 	const requests, parallel = 40, 8
 	h, ctx := newHostile(t)
 	forged := pgsplit.Token{Floors: []pgsplit.TokenFloor{h.token.Floors[0]}}
@@ -295,16 +294,11 @@ func TestATokenWithTheHighestPositionCostsThePrimaryOneQuestion(t *testing.T) {
 			return nil
 		})
 	}
-	if mine, other := costs(honest), costs(forged); other > mine+3*requests {
-		t.Errorf("on one connection: %d round trips, %d with an honest token", other, mine)
+	costs(honest) // connections, and a first sample
+	if mine, other := costs(honest), costs(forged); other > mine {
+		t.Errorf("%d requests take %d round trips, %d with an honest token", requests, other, mine)
 	} else {
-		t.Logf("%d requests on one connection: %d round trips, %d with an honest token", requests, other, mine)
-	}
-	hold(t, ctx, h.db) // so that there may be two
-	if mine, other := costs(honest), costs(forged); other > mine+requests {
-		t.Errorf("on two connections: %d round trips, %d with an honest token", other, mine)
-	} else {
-		t.Logf("%d requests on two connections: %d round trips, %d with an honest token", requests, other, mine)
+		t.Logf("%d requests take %d round trips, %d with an honest token", requests, other, mine)
 	}
 	for range 2 * parallel {
 		hold(t, ctx, h.db)
@@ -321,7 +315,7 @@ func TestATokenWithTheHighestPositionCostsThePrimaryOneQuestion(t *testing.T) {
 		callers.Wait()
 		return nil
 	})
-	if together > 3*requests {
+	if together > 2*requests {
 		t.Errorf("%d at a time: %d round trips", parallel, together)
 	} else {
 		t.Logf("%d requests, %d at a time: %d round trips", requests, parallel, together)
