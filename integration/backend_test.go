@@ -14,6 +14,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if dsn := os.Getenv(readerDSN); dsn != "" {
+		serveUntilInputEnds(dsn)
+		return
+	}
 	flag.Parse()
 	if testing.Short() {
 		fmt.Println("integration: -short was given and each test here needs a cluster: none runs")
