@@ -341,6 +341,29 @@ func TestAPromotedReplicaAmongThePrimarysHostsIsFoundAndTheOldPrimaryGetsNothing
 	}
 }
 
+// Nobody has seen the new timeline when the program starts, and the old primary is the first host, or the first to answer.
+func TestOfSeveralHostsThatTakeWritesTheHighestTimelineIsThePrimary(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	old, heir := cluster.Primary, cluster.Replicas[0]
+	promoted(t, ctx, cluster)
+	start(t, old) // it believes that it still is the primary
+	for name, hosts := range map[string][]*pgsplittest.Server{"the old one first": {old, heir}, "the old one last": {heir, old}} {
+		t.Run(name, func(t *testing.T) {
+			db := open(t, severalHosts(cluster, hosts...))
+			for range 3 {
+				want(t, ctx, db, whichServer, "replica1")
+				db.SetMaxIdleConns(0) // the next one on a new connection
+				db.SetMaxIdleConns(2)
+			}
+			want(t, pgsplit.ReadOnly(ctx), db, whichServer, "replica1")
+		})
+	}
+	// With the new primary gone before the program starts, nobody can know.
+	stop(t, heir)
+	want(t, ctx, open(t, severalHosts(cluster, old, heir)), whichServer, "primary")
+}
+
 // throughAFront opens a primary, with a table, by an address that can lead to its replica.
 func throughAFront(t *testing.T, ctx context.Context) (*pgsplittest.Cluster, *front, *sql.DB) {
 	t.Helper()

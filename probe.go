@@ -66,6 +66,9 @@ func (s *server) happened(e event, cause error) {
 	case (e == doubted || e == mute) && state != down:
 		s.hurry()
 	}
+	if changed && state != healthy {
+		s.survey.due()
+	}
 	if changed && state == down {
 		s.wentDown(cause)
 	}

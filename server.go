@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +28,7 @@ type server struct {
 	connector *Connector
 	index     int // among the replicas
 	hosts     int // that its configuration lists
+	survey    survey
 	stats     serverStats
 	health    health
 	retry     retry
@@ -179,13 +179,13 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 		}
 	}
-	if seen := s.connector.samples.current(); seen != 0 && !s.replica() && s.hosts > 1 {
-		config.ValidateConnect = notBelow(seen, config.ValidateConnect)
-	}
 	if hook := s.config.BeforeConnect; hook != nil {
 		if err := contained("BeforeConnect", func() error { return hook(ctx, config) }); err != nil {
 			return nil, hookError{fmt.Errorf("BeforeConnect: %w", err)}
 		}
+	}
+	if !s.replica() && s.hosts > 1 {
+		config.ValidateConnect = notBelow(s.highest(ctx, config), config.ValidateConnect)
 	}
 	var conn driver.Conn
 	err := contained("connect", func() (err error) { // it calls the config's functions and tracers
@@ -196,26 +196,6 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 		return nil, err
 	}
 	return conn.(*stdlib.Conn), nil
-}
-
-// notBelow has the next of several hosts tried where one follows an earlier timeline than the primary did already.
-func notBelow(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
-	return func(ctx context.Context, conn *pgconn.PgConn) error {
-		if check != nil {
-			if err := check(ctx, conn); err != nil {
-				return err
-			}
-		}
-		results, err := conn.Exec(ctx, "select "+timelineExpression+" where not pg_catalog.pg_is_in_recovery()").ReadAll()
-		if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
-			return err
-		}
-		timeline, err := strconv.ParseUint(string(results[0].Rows[0][0]), 10, 32)
-		if err == nil && uint32(timeline) < seen {
-			err = fmt.Errorf("it follows timeline %d: %w", timeline, errPutAside)
-		}
-		return err
-	}
 }
 
 // probeName is the application_name of probes in pg_stat_activity.

@@ -1,0 +1,126 @@
+package pgsplit
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file finds the primary among several hosts. Of those that take writes it is the one on the highest timeline: the
+// others were put aside by a failover, and do not know.
+
+// survey is what the hosts of a primary were last found to be. It is made before the first connection, and anew after
+// each loss.
+type survey struct {
+	mu       sync.Mutex
+	made     bool   // guarded by mu
+	timeline uint32 // the highest one that a host writes; guarded by mu
+}
+
+// due has the next connection make the survey anew.
+func (v *survey) due() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.made = false
+}
+
+// highest is the highest timeline that a primary was seen to write, here or among the hosts of the config, which are all
+// asked at the same time if that is due. A host that does not answer within replica_timeout is passed over.
+func (s *server) highest(ctx context.Context, config *pgx.ConnConfig) uint32 {
+	v := &s.survey
+	v.mu.Lock()
+	made, timeline := v.made, v.timeline
+	v.mu.Unlock()
+	if !made {
+		if found := s.ask(ctx, config); found != 0 {
+			v.mu.Lock()
+			v.made, v.timeline = true, max(v.timeline, found)
+			timeline = v.timeline
+			v.mu.Unlock()
+		}
+	}
+	return max(timeline, s.connector.samples.current())
+}
+
+// ask asks every host of the config on a connection of its own.
+func (s *server) ask(ctx context.Context, config *pgx.ConnConfig) (highest uint32) {
+	ctx, cancel := context.WithTimeout(ctx, s.connector.config.ReplicaTimeout)
+	defer cancel()
+	hosts := eachHost(config)
+	answers := make(chan uint32, len(hosts))
+	for _, host := range hosts {
+		go func() {
+			var timeline uint32
+			defer func() { answers <- timeline }()
+			// It calls the config's functions. Whatever fails, pgx's own attempt will say.
+			_ = contained("connect", func() error {
+				conn, err := pgconn.ConnectConfig(ctx, host)
+				if err != nil {
+					return err
+				}
+				defer conn.Close(ctx)
+				timeline, err = writtenTimeline(ctx, conn)
+				return err
+			})
+		}()
+	}
+	for range hosts {
+		highest = max(highest, <-answers)
+	}
+	return highest
+}
+
+// eachHost takes a config of several hosts apart. What pgx tries for one host in turn, as with and without TLS, stays
+// together.
+func eachHost(config *pgx.ConnConfig) (hosts []*pgconn.Config) {
+	all := config.Config.Copy()
+	tries := append([]*pgconn.FallbackConfig{{Host: all.Host, Port: all.Port, TLSConfig: all.TLSConfig}}, all.Fallbacks...)
+	for _, try := range tries {
+		if n := len(hosts); n > 0 && hosts[n-1].Host == try.Host && hosts[n-1].Port == try.Port {
+			hosts[n-1].Fallbacks = append(hosts[n-1].Fallbacks, try)
+			continue
+		}
+		host := config.Config.Copy()
+		host.Host, host.Port, host.TLSConfig, host.Fallbacks = try.Host, try.Port, try.TLSConfig, nil
+		host.RuntimeParams["application_name"] = probeName
+		host.ValidateConnect, host.AfterConnect = nil, nil
+		hosts = append(hosts, host)
+	}
+	return hosts
+}
+
+// writtenTimeline is the timeline that the server writes; zero if it writes none, or does not tell.
+func writtenTimeline(ctx context.Context, conn *pgconn.PgConn) (uint32, error) {
+	results, err := conn.Exec(ctx, "select "+timelineExpression+" where not pg_catalog.pg_is_in_recovery()").ReadAll()
+	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
+		return 0, err
+	}
+	timeline, err := strconv.ParseUint(string(results[0].Rows[0][0]), 10, 32)
+	if err != nil {
+		return 0, nil
+	}
+	return uint32(timeline), nil
+}
+
+// notBelow has the next of several hosts tried where one follows an earlier timeline than the primary did already.
+func notBelow(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
+	if seen == 0 {
+		return check
+	}
+	return func(ctx context.Context, conn *pgconn.PgConn) error {
+		if check != nil {
+			if err := check(ctx, conn); err != nil {
+				return err
+			}
+		}
+		timeline, err := writtenTimeline(ctx, conn)
+		if err == nil && timeline != 0 && timeline < seen {
+			err = fmt.Errorf("it follows timeline %d: %w", timeline, errPutAside)
+		}
+		return err
+	}
+}
