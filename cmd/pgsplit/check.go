@@ -230,9 +230,19 @@ func (l *lag) String() string {
 		return "-"
 	}
 	if l.Proven {
-		return fmt.Sprintf("%s, ≤%d ms", bytesText(l.Bytes), max(l.Millis, 1))
+		return fmt.Sprintf("%s, ≤%s", bytesText(l.Bytes), shortTime(max(l.Millis, 1)))
 	}
-	return fmt.Sprintf("%s, >%d ms", bytesText(l.Left), l.Millis)
+	if l.Millis == 0 {
+		return bytesText(l.Left)
+	}
+	return fmt.Sprintf("%s, >%s", bytesText(l.Left), shortTime(l.Millis))
+}
+
+func shortTime(millis int64) string {
+	if millis < 10_000 {
+		return fmt.Sprintf("%d ms", millis)
+	}
+	return fmt.Sprintf("%d s", millis/1000)
 }
 
 func dashOr(n uint32) string {

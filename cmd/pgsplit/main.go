@@ -19,6 +19,7 @@ import (
 
 const usage = `usage: pgsplit demo [-once] [-pause duration]
        pgsplit check [-json] [-timeout duration] [DSN]
+       pgsplit watch [-interval duration] [-timeout duration] [-once] [-debug-url url] [DSN]
 
 demo starts a PostgreSQL primary with two streaming replicas in a temporary folder and shows,
 statement by statement, which server answers and why, while the replicas are paused and resumed.
@@ -31,10 +32,19 @@ environment, as ConfigFromEnv("") does: DATABASE_URL, DATABASE_RO_URL and so on.
   -timeout duration   for each server, all of which are asked at once (default 5s)
 Exit status: 0 nothing worse than a note, 1 warnings, 2 errors or an unusable DSN.
 
+watch shows the same live, drawn in place: each server's state, position and lag, a graph of the
+last minute, and the names of what is wrong; appended lines where standard output is no terminal.
+It ends with Ctrl-C.
+  -interval duration  between two looks (default 1s)
+  -timeout duration   for each server (default 1s)
+  -once               look once, draw and end
+  -debug-url url      the debug page of a program: its decisions per second, by reason
+Exit status: 0, or 2 for an unusable DSN.
+
 Wrong usage is exit status 2.
 `
 
-// defaultTimeout is how long check and watch wait for a server.
+// defaultTimeout is how long check waits for a server.
 const defaultTimeout = 5 * time.Second
 
 func main() {
@@ -52,6 +62,8 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 		return runDemo(ctx, args[1:], out, errs)
 	case "check":
 		return runCheck(ctx, args[1:], out, errs)
+	case "watch":
+		return runWatch(ctx, args[1:], out, errs)
 	case "help", "-h", "-help", "--help":
 		fmt.Fprint(out, usage)
 		return 0
@@ -87,6 +99,30 @@ func runCheck(ctx context.Context, args []string, out, errs io.Writer) int {
 		return misused(errs)
 	}
 	return check(ctx, out, dsn, *asJSON, *timeout)
+}
+
+func runWatch(ctx context.Context, args []string, out, errs io.Writer) int {
+	flags := newFlags("watch")
+	interval := flags.Duration("interval", defaultInterval, "")
+	timeout := flags.Duration("timeout", defaultWatchTimeout, "")
+	once := flags.Bool("once", false, "")
+	page := flags.String("debug-url", "", "")
+	dsn, status, ok := parse(flags, args, out, errs)
+	if !ok {
+		return status
+	}
+	if *interval <= 0 || *timeout <= 0 {
+		return misused(errs)
+	}
+	config, err := configOf(dsn)
+	if err != nil {
+		fmt.Fprintln(errs, err) // it quotes nothing of the DSN
+		return statusErrors
+	}
+	w := &watcher{out: out, terminal: isTerminal(out), page: *page, timeout: *timeout,
+		survey: newSurvey(config, *timeout, min(watchWait, *timeout))}
+	watch(ctx, w, *interval, *once)
+	return 0
 }
 
 // newFlags makes a set of flags that prints nothing by itself: its errors quote arguments, and those can hold a password.
