@@ -253,7 +253,8 @@ func (d *diagnosis) session(s *server, label string, i *instance) {
 	}
 }
 
-const poolerRemedy = "Connect directly, or have PgBouncer (1.20 and later) track it: track_extra_parameters = IntervalStyle, default_transaction_read_only."
+const poolerRemedy = "Connect directly; or use PgBouncer 1.26 or later, which passes it on; or, from 1.20, " +
+	"track_extra_parameters = IntervalStyle, default_transaction_read_only."
 
 // privileges looks at what the role may not do, and what becomes of it.
 func (d *diagnosis) privileges(s *server, label string, i *instance) {

@@ -161,7 +161,12 @@ const (
 )
 
 // learn asks an instance for everything. asked is what became of the read-only parameter when the connection was opened.
+//
+// It does so inside one transaction, during which a pooler stays with one server.
 func learn(ctx context.Context, conn *pgx.Conn, asked string) (*instance, error) {
+	if err := execute(ctx, conn, "begin read only"); err != nil {
+		return nil, err
+	}
 	row, err := ask(ctx, conn, basicsQuery)
 	if err != nil {
 		return nil, err
@@ -205,8 +210,11 @@ func learn(ctx context.Context, conn *pgx.Conn, asked string) (*instance, error)
 	i.Timeline = uint32(n)
 	i.setPosition(askOne(ctx, conn, position))
 
+	if err := execute(ctx, conn, "commit"); err != nil {
+		return nil, err
+	}
 	// As the driver does it: the parameter arrived, and the session says so since 14. Asked twice, because a pooler can
-	// put the second statement elsewhere.
+	// have put the transaction elsewhere.
 	held = held && askOne(ctx, conn, readOnlyQuery) == "on"
 	if i.num >= 140000 {
 		held = held && conn.PgConn().ParameterStatus(readOnlyParameter) == "on"
@@ -237,16 +245,30 @@ func (i *instance) replayable() pgsplit.LSN {
 	}
 }
 
-// ask runs a query of one row as a simple one, which every pooler takes.
+// ask runs a query of one row as a simple one, which every pooler takes. One that fails leaves the transaction around it
+// usable.
 func ask(ctx context.Context, conn *pgx.Conn, sql string) (*fields, error) {
+	inTx := conn.PgConn().TxStatus() != 'I'
+	if inTx {
+		sql = "savepoint pgsplit; " + sql
+	}
 	results, err := conn.PgConn().Exec(ctx, sql).ReadAll()
 	if err != nil {
+		if inTx {
+			_ = execute(ctx, conn, "rollback to savepoint pgsplit") // the first error tells more
+		}
 		return nil, err
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 {
+	last := results[len(results)-1]
+	if len(last.Rows) != 1 {
 		return nil, errors.New("the server's answer is not one row")
 	}
-	return &fields{results[0].Rows[0]}, nil
+	return &fields{last.Rows[0]}, nil
+}
+
+func execute(ctx context.Context, conn *pgx.Conn, sql string) error {
+	_, err := conn.PgConn().Exec(ctx, sql).ReadAll()
+	return err
 }
 
 // askOne returns one value, "" where there is none or it is forbidden.
