@@ -41,7 +41,7 @@ type floorRun struct {
 	made     atomic.Int64
 
 	begun, reads, stale, replica, failed atomic.Int64
-	firstFailure                  atomic.Pointer[error]
+	firstFailure                         atomic.Pointer[error]
 }
 
 const (
