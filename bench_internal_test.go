@@ -154,3 +154,38 @@ func BenchmarkLease(b *testing.B) {
 		})
 	}
 }
+
+// What is told, to whoever wants to know, costs nothing where nobody is told, and a hook costs what the hook does.
+func TestADecisionIsToldWithoutAnAllocation(t *testing.T) {
+	c, contexts := leasings(t)
+	var heard int
+	for name, ctx := range contexts {
+		for _, hook := range []func(context.Context, Decision){nil, func(context.Context, Decision) { heard++ }} {
+			c.config.OnDecision = hook
+			shell, err := c.Connect(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn := shell.(*Conn)
+			tell := func() {
+				var way course
+				if _, err := conn.take(ctx, hintOf(ctx), work{}, &way); err != nil {
+					panic(err)
+				}
+				if conn.telling(ctx) != ctx {
+					panic("the context is another one")
+				}
+				conn.release()
+			}
+			if tell(); testing.AllocsPerRun(1000, tell) != 0 {
+				t.Errorf("%s, with a hook %v: allocations", name, hook != nil)
+			}
+			if err := shell.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if heard != 3*1002 {
+		t.Errorf("%d decisions were told", heard)
+	}
+}

@@ -145,7 +145,7 @@ func (c *Connector) capture(ctx context.Context, s *Session, system uint64) erro
 		cover(v, nil)
 		return true
 	}
-	return c.askPrimary(ctx, known, func(ctx context.Context, p *physical) error {
+	err := c.askPrimary(ctx, known, func(ctx context.Context, p *physical) error {
 		if p.id.system != system {
 			return fmt.Errorf("%w: %s belongs to another cluster than before", ErrNoPrimary, p.server)
 		}
@@ -160,6 +160,10 @@ func (c *Connector) capture(ctx context.Context, s *Session, system uint64) erro
 		cover(v, alive)
 		return nil
 	})
+	if err != nil {
+		c.captureErrors.Add(1)
+	}
+	return err
 }
 
 // alive tells which of the backends still run: what they were doing when their connection was lost may yet commit (F2).

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"reflect"
 	"strconv"
@@ -90,7 +91,16 @@ type Config struct {
 
 	// OnDecision, if set, is called once for each statement and transaction when it is decided where it runs, before it
 	// does, on the caller's goroutine. It must not use the sql.DB that it is called for. Default: none.
+	//
+	// A statement that goes to another server, or to another connection, because the first turned out to be dead or in
+	// trouble, is decided anew: one decision for each server that it got to. A call whose context ends before a server was
+	// found gives none, nor does the Ping of a connection that has a server already.
 	OnDecision func(context.Context, Decision)
+
+	// Logger, if set, gets one line for each change of a server's state, and for each timeline, cluster and instance that is
+	// not the one met before at the same address; none for a request. No line holds a configured password. The handler runs
+	// on whichever goroutine met with it, and must not use the sql.DB. Default: none.
+	Logger *slog.Logger
 }
 
 // Replica is one streaming replica of the primary.

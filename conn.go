@@ -15,7 +15,8 @@ import (
 type Conn struct {
 	connector *Connector
 	lease     lease
-	views     []view // scratch of the routing
+	views     []view   // scratch of the routing
+	decision  Decision // the last one, where somebody is told
 	closed    bool
 }
 
@@ -34,7 +35,7 @@ var (
 // ExecContext implements driver.ExecerContext on the server that ctx asks for.
 func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (result driver.Result, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, _ bool) (err error) {
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
@@ -47,7 +48,7 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 // QueryContext implements driver.QueryerContext on the server that ctx asks for. The rows are pgx's own.
 func (c *Conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (rows driver.Rows, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{}, func(p *physical, _ bool) (err error) {
+	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, _ bool) (err error) {
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
@@ -65,7 +66,7 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext: the server that ctx asks for parses the statement.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (s driver.Stmt, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{harmless: true}, func(p *physical, _ bool) error {
+	err = c.run(ctx, work{harmless: true}, func(ctx context.Context, p *physical, _ bool) error {
 		if p.closed() {
 			return driver.ErrBadConn
 		}
@@ -92,7 +93,7 @@ func (c *Conn) Begin() (driver.Tx, error) {
 func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx, err error) {
 	defer c.contain(&err)
 	w := work{begin: true, isolation: sql.IsolationLevel(opts.Isolation), readOnly: opts.ReadOnly}
-	err = c.run(ctx, w, func(p *physical, readOnly bool) (err error) {
+	err = c.run(ctx, w, func(ctx context.Context, p *physical, readOnly bool) (err error) {
 		if c.lease.wrapped {
 			// The floor was checked inside this transaction, so it is the one that the caller gets.
 			c.lease.wrapped = false
@@ -118,7 +119,7 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	if e := errandOf(ctx); e != nil {
 		return e.do(ctx, c)
 	}
-	return c.run(ctx, work{harmless: true, ping: true}, func(p *physical, _ bool) error { return p.std.Ping(ctx) })
+	return c.run(ctx, work{harmless: true, ping: true}, func(ctx context.Context, p *physical, _ bool) error { return p.std.Ping(ctx) })
 }
 
 // CheckNamedValue implements driver.NamedValueChecker: pgx takes every value, and its own kinds of first argument.
@@ -174,7 +175,7 @@ type work struct {
 
 // run leads one call to its server. Where pgx says that nothing was sent because the connection was dead, and nothing
 // depended on this very connection, the call goes to another one. A read that a replica could not serve moves on (G6).
-func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly bool) error) error {
+func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p *physical, readOnly bool) error) error {
 	var way course
 	for {
 		if err := ctx.Err(); err != nil {
@@ -192,13 +193,12 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 		again := !c.lease.used && p.leases > 1 // nothing depends on this connection, and it was not opened just now
 		movable := readOnly && !c.lease.held && !c.lease.inCallersTx()
 		c.lease.used = true
-		p.server.stats.statements.Add(1)
 		*p.begun = false
 		watched := p.server.replica() && !w.foreign
 		if watched {
 			p.awaitReply(ctx, movable)
 		}
-		err = call(p, readOnly)
+		err = call(c.telling(ctx), p, readOnly)
 		if c.lease.wrapped && *p.begun {
 			// The caller's BEGIN found our own transaction open: it is the caller's from now on, read only as the hint said.
 			c.lease.wrapped, c.lease.hinted = false, true
@@ -207,6 +207,7 @@ func (c *Conn) run(ctx context.Context, w work, call func(p *physical, readOnly 
 		if err == nil {
 			return nil
 		}
+		p.erred(ctx, err, aborted)
 		if ctx.Err() != nil {
 			if errors.Is(err, driver.ErrBadConn) {
 				return ctx.Err()

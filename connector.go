@@ -20,10 +20,12 @@ type Connector struct {
 
 	system        atomic.Uint64 // system_identifier of the primary's cluster, zero until it was reached
 	captures      atomic.Uint64 // times that the primary was asked where a session's writes ended
+	captureErrors atomic.Uint64 // times that it did not say
 	foreignTokens atomic.Uint64 // tokens that say nothing about the cluster
 	lostTokens    atomic.Uint64 // tokens whose position the primary never had, or lost
 	instances     instances
 	samples       samples
+	reported      samples       // what Health saw, for reports alone: no read waits for a position that may not be flushed
 	asking        chan struct{} // full while the primary is asked where it is
 	shells        atomic.Int64  // open shells
 	turn          atomic.Uint64 // counts routed reads

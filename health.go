@@ -80,20 +80,25 @@ func (r retry) pause(failures int) time.Duration {
 	return pause - time.Duration(r.jitter()*float64(pause/4))
 }
 
-// on takes in what happened, and tells whether the state is another one now, and whether a probe is due and after which
-// pause.
-func (h *health) on(e event, at time.Time, cause error, r retry) (changed, probe bool, pause time.Duration) {
+// change is from which state to which; often they are the same.
+type change struct{ from, to state }
+
+func (c change) any() bool { return c.from != c.to }
+
+// on takes in what happened, and tells how the state has changed, and whether a probe is due and after which pause.
+func (h *health) on(e event, at time.Time, cause error, r retry) (changed change, probe bool, pause time.Duration) {
 	if e == letIn && h.state() == healthy {
-		return false, false, 0
+		return change{healthy, healthy}, false, 0
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was := h.state()
 	is := was.becomes(e)
+	changed = change{was, is}
 	if e != mute && (e != doubted || was != down) {
 		h.cause = cause
 	}
-	if changed = is != was; changed {
+	if changed.any() {
 		h.since = at
 		h.now.Store(uint32(is))
 	}

@@ -101,11 +101,11 @@ func TestAServerTellsSinceWhenAndWhyItIsNotHealthy(t *testing.T) {
 		t.Errorf("since %v because of %v", since, cause)
 	}
 	changed, _, _ := h.on(refused, at.Add(2*time.Second), other, someRetry)
-	if since, cause := h.why(); !changed || !since.Equal(at.Add(2*time.Second)) || cause != other {
+	if since, cause := h.why(); !changed.any() || !since.Equal(at.Add(2*time.Second)) || cause != other {
 		t.Errorf("since %v because of %v", since, cause)
 	}
 	changed, _, _ = h.on(letIn, at.Add(3*time.Second), nil, someRetry)
-	if since, cause := h.why(); !changed || !since.Equal(at.Add(3*time.Second)) || cause != nil {
+	if since, cause := h.why(); !changed.any() || !since.Equal(at.Add(3*time.Second)) || cause != nil {
 		t.Errorf("since %v because of %v", since, cause)
 	}
 }

@@ -36,7 +36,7 @@ func (s *server) highest(ctx context.Context, config *pgx.ConnConfig) uint32 {
 	made, timeline := v.made, v.timeline
 	v.mu.Unlock()
 	if !made {
-		if found := s.ask(ctx, config); found != 0 {
+		if found := s.askHosts(ctx, config); found != 0 {
 			v.mu.Lock()
 			v.made, v.timeline = true, max(v.timeline, found)
 			timeline = v.timeline
@@ -46,8 +46,8 @@ func (s *server) highest(ctx context.Context, config *pgx.ConnConfig) uint32 {
 	return max(timeline, s.connector.samples.current())
 }
 
-// ask asks every host of the config on a connection of its own.
-func (s *server) ask(ctx context.Context, config *pgx.ConnConfig) (highest uint32) {
+// askHosts asks every host of the config on a connection of its own.
+func (s *server) askHosts(ctx context.Context, config *pgx.ConnConfig) (highest uint32) {
 	ctx, cancel := context.WithTimeout(ctx, s.connector.config.ReplicaTimeout)
 	defer cancel()
 	hosts := eachHost(config)

@@ -66,11 +66,12 @@ type instances struct {
 	known map[life]*instance // guarded by mu
 }
 
-func (s *instances) join(l life) *instance {
+// join is the instance of the life, and whether it is one that no connection led to until now.
+func (s *instances) join(l life) (i *instance, fresh bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := s.known[l]
-	if i == nil {
+	i = s.known[l]
+	if fresh = i == nil; fresh {
 		if s.known == nil {
 			s.known = make(map[life]*instance)
 		}
@@ -78,7 +79,7 @@ func (s *instances) join(l life) *instance {
 		s.known[l] = i
 	}
 	i.refs++
-	return i
+	return i, fresh
 }
 
 func (s *instances) leave(i *instance) {

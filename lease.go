@@ -28,6 +28,14 @@ type lease struct {
 // inCallersTx tells whether a transaction that is not our own is open on the lease.
 func (l *lease) inCallersTx() bool { return l.p.inTx() && !l.wrapped }
 
+// kept is why a statement runs on the lease whatever its context says.
+func (l *lease) kept() Reason {
+	if l.inCallersTx() {
+		return ReasonInTx
+	}
+	return ReasonHeld
+}
+
 // take makes the lease the one that the call is to run on, and tells whether it must not write.
 func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly bool, err error) {
 	if c.closed {
@@ -42,6 +50,7 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 	switch {
 	case l.p.closed():
 		if l.held || l.inCallersTx() {
+			c.decided(ctx, l.kept(), l.floor)
 			return false, driver.ErrBadConn // what the caller built up in the session is gone
 		}
 	case w.ping && !l.p.conn().IsBusy():
@@ -59,15 +68,18 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		}
 		return readOnly, err
 	case l.held:
+		if r.readOnly {
+			c.decided(ctx, ReasonHeld, h.Floor)
+		} else {
+			c.decided(ctx, next(&r, nil, progress{}).reason, 0)
+		}
 		if err := c.unwrap(ctx); err != nil {
 			return false, err
 		}
 		l.hinted = w.begin && r.readOnly
 		if !r.readOnly {
-			c.decided(ctx, next(&r, nil, progress{}).reason, 0)
 			return false, nil
 		}
-		c.decided(ctx, ReasonHeld, h.Floor)
 		if l.p.id.inRecovery || h.scope != nil {
 			c.endReads()
 			c.connector.floors(ctx, &r, h)
@@ -156,6 +168,9 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 				return nil
 			}
 			p.failures = errors.Join(p.failures, err)
+			if ctx.Err() != nil {
+				return p.failures // nothing is decided for a caller who left
+			}
 			if !errors.Is(err, ErrNoPrimary) || !r.readOnly && !co.mayStandIn(r) {
 				c.decided(ctx, ReasonNoPrimary, r.floor)
 				return p.failures
@@ -273,6 +288,9 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 	}
 	reason, err := c.prove(asking, p, r, w, wait)
 	if err != nil || reason == ReasonReplicasBehind {
+		if err != nil {
+			p.erred(ctx, err, asking.Err() != nil)
+		}
 		switch {
 		case err == nil:
 			s.stats.refusals.Add(1)
@@ -295,6 +313,7 @@ func (s *server) notLetIn(ctx context.Context, err error, whole bool) {
 	}
 	s.stats.failures.Add(1)
 	if late {
+		s.stats.errors[errorTimeout].Add(1)
 		s.happened(unreachable, err)
 	}
 }
@@ -474,21 +493,4 @@ func (c *Conn) orRelease(err error) error {
 		c.release()
 	}
 	return err
-}
-
-// decided counts where the call goes and tells OnDecision.
-func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
-	c.connector.reasons[r].Add(1)
-	hook := c.connector.config.OnDecision
-	if hook == nil {
-		return
-	}
-	d := Decision{Reason: r, Floor: floor}
-	if p := c.lease.p; p != nil {
-		d.Server, d.Role = p.server.name, string(p.server.stats.role)
-		if p.inst != nil {
-			d.Position = LSN(p.inst.position.Load())
-		}
-	}
-	hook(ctx, d)
 }

@@ -438,7 +438,10 @@ func (p *physical) reachesOrHas(ctx context.Context, floor LSN, wait time.Durati
 	if wait <= 0 {
 		return false, ReasonReplicasBehind, nil
 	}
+	began := time.Now()
 	reached, err := p.reaches(ctx, floor, wait)
+	p.server.stats.waits.Add(1)
+	p.server.stats.waited.Add(int64(time.Since(began)))
 	return reached, ReasonFloorWaited, err
 }
 

@@ -22,6 +22,7 @@ func (s *server) lease(ctx context.Context, a access, wait time.Duration) (*phys
 			select {
 			case s.slots <- struct{}{}:
 			case <-bounded.Done():
+				s.stats.errors[errorBusy].Add(1)
 				return nil, fmt.Errorf("pgsplit: %s: all %d connections of pool_max_conns are busy: %w", s,
 					cap(s.slots), errBusy{bounded.Err()})
 			}
@@ -384,6 +385,7 @@ func (s *server) stopBackground() {
 	if s.endProbe != nil {
 		s.endProbe()
 	}
+	s.endLook()
 	if s.watcher != nil {
 		s.watcher.Stop()
 		s.watcher = nil

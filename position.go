@@ -21,7 +21,7 @@ const unproven = ^LSN(0)
 func CommitLSN(ctx context.Context, db *sql.DB) (LSN, error) {
 	var lsn LSN
 	e := &errand{do: func(ctx context.Context, c *Conn) error {
-		return c.run(ctx, work{harmless: true}, func(p *physical, _ bool) (err error) {
+		return c.run(ctx, work{harmless: true}, func(ctx context.Context, p *physical, _ bool) (err error) {
 			lsn, err = p.covering(ctx)
 			return err
 		})
@@ -70,14 +70,17 @@ type samples struct {
 // current is the highest timeline of a primary that was met.
 func (s *samples) current() uint32 { return s.timeline.Load() }
 
-// follow forgets the samples of timelines that have ended: a failover has put their primary aside.
-func (s *samples) follow(timeline uint32) {
+// follow forgets the samples of timelines that have ended: a failover has put their primary aside. It tells which timeline
+// was the highest before.
+func (s *samples) follow(timeline uint32) (before uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if timeline > s.timeline.Load() {
+	before = s.timeline.Load()
+	if timeline > before {
 		s.timeline.Store(timeline)
 		s.ring = [len(s.ring)]sample{}
 	}
+	return before
 }
 
 type sample struct {
@@ -101,6 +104,18 @@ func (s *samples) add(v sample) {
 	}
 	s.last = (s.last + 1) % len(s.ring)
 	s.ring[s.last] = v
+}
+
+// covered is when the newest sample of the timeline was taken that a position covers; zero: none is covered.
+func (s *samples) covered(timeline uint32, lsn LSN) (at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.ring {
+		if v.lsn != 0 && v.lsn <= lsn && v.timeline == timeline {
+			at = later(at, v.at)
+		}
+	}
+	return at
 }
 
 // within finds the oldest sample that is no older than age, and how old the newest one is.

@@ -25,6 +25,9 @@ func (s *server) probeLimit() time.Duration {
 func (s *server) connected(err error) {
 	var hook hookError
 	var pgErr *pgconn.PgError
+	if err != nil {
+		s.stats.errors[errorOfConnect(err)].Add(1)
+	}
 	switch {
 	case err == nil:
 		s.provedAt.Store(time.Now().UnixNano())
@@ -57,19 +60,21 @@ func (s *server) doubt(cause error) {
 // happened has the server's state follow what happened.
 func (s *server) happened(e event, cause error) {
 	changed, probe, pause := s.health.on(e, time.Now(), cause, s.retry)
-	state := s.health.state()
 	switch {
 	case probe:
 		s.probeIn(pause)
-	case changed && state == healthy:
+	case changed.any() && changed.to == healthy:
 		s.needless()
-	case (e == doubted || e == mute) && state != down:
+	case (e == doubted || e == mute) && changed.to != down:
 		s.hurry()
 	}
-	if changed && state != healthy {
+	if changed.any() {
+		s.logChange(changed, cause)
+	}
+	if changed.any() && changed.to != healthy {
 		s.survey.due()
 	}
-	if changed && state == down {
+	if changed.any() && changed.to == down {
 		s.wentDown(cause)
 	}
 }

@@ -17,7 +17,7 @@ import (
 func Raw(ctx context.Context, conn *sql.Conn, f func(*pgx.Conn) error) error {
 	var call rawCall
 	e := &errand{do: func(ctx context.Context, c *Conn) error {
-		return c.run(ctx, work{foreign: true}, func(p *physical, readOnly bool) error {
+		return c.run(ctx, work{foreign: true}, func(ctx context.Context, p *physical, readOnly bool) error {
 			call.run(f, p.pg)
 			if !call.returned {
 				_ = p.pg.Close(ctx) // of no more use

@@ -55,6 +55,7 @@ type server struct {
 	openings []*opening             // under way; guarded by mu
 	probing  *time.Timer            // for the probe that is due; guarded by mu
 	endProbe context.CancelFunc     // ends the probe under way; guarded by mu
+	looking  *look                  // the look of Health under way; guarded by mu
 	era      int                    // counts how often everything in the background was ended; guarded by mu
 	watcher  *time.Timer            // for replies that do not come; guarded by mu
 }
@@ -140,12 +141,15 @@ func (p *physical) introduce(ctx context.Context) error {
 			return fmt.Errorf("it follows timeline %d: %w", id.timeline, errPutAside)
 		}
 		if !id.inRecovery && !p.server.replica() && id.system != 0 {
-			p.server.connector.system.Store(id.system)
-			p.server.connector.samples.follow(id.timeline)
+			p.server.logCluster(p.server.connector.system.Swap(id.system), id.system)
+			p.server.logTimeline(p.server.connector.samples.follow(id.timeline), id.timeline)
 		}
-		p.inst = p.server.connector.instances.join(p.server.connector.lifeOf(p.server, id))
+		var fresh bool
+		p.inst, fresh = p.server.connector.instances.join(p.server.connector.lifeOf(p.server, id))
 		p.inst.follows(id.timeline)
-		p.server.instance.Store(p.hash())
+		if before := p.server.instance.Swap(p.hash()); fresh {
+			p.server.logInstance(before, p.hash())
+		}
 		if id.inRecovery {
 			p.saw(id.position)
 		}

@@ -3,6 +3,7 @@ package pgsplit
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -41,7 +42,7 @@ func (t *openTx) end(command string) (tag string, err error) {
 	if err != nil && t.p.inTx() {
 		_ = t.p.pg.Close(t.ctx) // the first error tells more
 	}
-	return commandTag.String(), err
+	return commandTag.String(), t.p.ended(t.ctx, err)
 }
 
 // tx is a transaction that may write. Where sessions are around it, its commit tells where it ended.
@@ -56,10 +57,19 @@ func (t *tx) Commit() (err error) {
 	defer t.conn.contain(&err)
 	l := &t.conn.lease
 	if len(l.writers) > 0 && l.p != nil && !l.p.closed() && l.p.conn().TxStatus() == 'T' {
-		return t.conn.commitFor(t.ctx)
+		return l.p.ended(t.ctx, t.conn.commitFor(t.ctx))
 	}
+	p := l.p
 	l.endTx()
-	return t.Tx.Commit()
+	return p.ended(t.ctx, t.Tx.Commit())
+}
+
+// ended counts what went wrong at the end of a transaction. That one had failed before was counted then.
+func (p *physical) ended(ctx context.Context, err error) error {
+	if err != nil && p != nil && !errors.Is(err, pgx.ErrTxCommitRollback) && !errors.Is(err, pgx.ErrTxClosed) {
+		p.erred(ctx, err, false)
+	}
+	return err
 }
 
 // Rollback implements driver.Tx: the sessions have nothing to see of it.

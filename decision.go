@@ -1,0 +1,56 @@
+package pgsplit
+
+import "context"
+
+// decided counts where the call goes and tells OnDecision. It comes once for each server that the call gets to, and once
+// for a call that gets to none.
+func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
+	c.connector.reasons[r].Add(1)
+	p := c.lease.p
+	if p != nil {
+		p.server.stats.statements.Add(1)
+	}
+	hook := c.connector.config.OnDecision
+	if hook == nil && (p == nil || !p.server.traced()) {
+		return
+	}
+	d := Decision{Reason: r, Floor: floor}
+	if p != nil {
+		d.Server, d.Role = p.server.name, string(p.server.stats.role)
+		if p.inst != nil {
+			d.Position = LSN(p.inst.position.Load())
+		}
+	}
+	c.decision = d
+	if hook != nil {
+		hook(ctx, d)
+	}
+}
+
+type decisionKey struct{}
+
+// DecisionFrom is the decision about the statement that runs under ctx, for what pgx calls with the context of a statement:
+// the tracers of a pool's ConnConfig.Tracer (QueryTracer, PrepareTracer, ..), for BEGIN, COMMIT and ROLLBACK as well.
+//
+// A context carries it only below the driver, and only for servers with a tracer. It says nothing where no decision has been
+// made yet, as in the tracers and hooks of a connection that is being opened or leased, nor for what the driver itself asks
+// a server; f of Raw gets no context from the driver.
+func DecisionFrom(ctx context.Context) (Decision, bool) {
+	d, ok := ctx.Value(decisionKey{}).(*Decision)
+	if !ok {
+		return Decision{}, false
+	}
+	return *d, true
+}
+
+// traced tells whether anything below the driver sees the contexts of statements.
+func (s *server) traced() bool { return s.config.ConnConfig.Tracer != nil }
+
+// telling is ctx with the decision, for those who see it; it costs nothing where nobody does.
+func (c *Conn) telling(ctx context.Context) context.Context {
+	if !c.lease.p.server.traced() {
+		return ctx
+	}
+	d := c.decision
+	return context.WithValue(ctx, decisionKey{}, &d)
+}

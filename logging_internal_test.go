@@ -1,0 +1,58 @@
+package pgsplit
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/pgsplit/pgsplit/pgsplittest"
+)
+
+// Clusters of pgsplittest share their system identifier, so the one met before is made up.
+func TestAnotherClusterAtThePrimarysAddressIsLogged(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	config, err := ParseDSN(cluster.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	config.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	c, err := NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.system.Store(42)
+	db := sql.OpenDB(c)
+	if _, err := db.ExecContext(context.Background(), "select 1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("from=42 to=%d", c.system.Load()); strings.Count(text.String(), want) != 1 {
+		t.Errorf("no line with %s: %s", want, &text)
+	}
+}
+
+func TestALoggerThatPanicsEndsNothing(t *testing.T) {
+	config, err := ParseDSN("postgres://u@192.0.2.1/d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Logger = slog.New(panics{})
+	c, err := NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.primary.connected(context.DeadlineExceeded)
+	if state := c.primary.health.state(); state != down {
+		t.Errorf("it is %s", state)
+	}
+}
+
+// panics is a slog.Handler of the worst kind.
+type panics struct{ slog.Handler }
