@@ -96,6 +96,7 @@ func (r *report) text(width int) string {
 		if systems := r.systems(); len(systems) == 1 {
 			fmt.Fprintf(&b, "system identifier of all that answered: %s\n", systems[0])
 		}
+		b.WriteString(wrap(r.legend(), "", width))
 		b.WriteString("\n")
 	}
 	for _, f := range grouped(r.Findings) {
@@ -154,7 +155,8 @@ func (r *report) summary() string {
 }
 
 // columns head the table.
-var columns = []string{"server", "role", "version", "system identifier", "timeline", "position", "behind", "read only", "pooler", "rights"}
+var columns = []string{"server", "role", "version", "system identifier", "timeline", "position", "behind", "read only",
+	"pooler", "rights"}
 
 // rows has one row for each instance, and for each address without one. Where all share a system identifier it is not
 // repeated, which is what makes the table fit.
@@ -181,6 +183,25 @@ func (r *report) rows() [][]string {
 		}
 	}
 	return rows
+}
+
+// legend says which addresses stand behind names that do not tell.
+func (r *report) legend() string {
+	var parts []string
+	for n := range r.Servers {
+		s := &r.Servers[n]
+		for _, h := range s.Hosts {
+			if label := s.label(h, nil); label == s.Name && label != h.Address {
+				parts = append(parts, label+" is "+h.Address)
+			}
+			for _, i := range h.Instances {
+				if len(h.Instances) > 1 && i.Listen != "" {
+					parts = append(parts, s.label(h, i)+" is "+i.Listen)
+				}
+			}
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // systems are the system identifiers that were told.
@@ -330,6 +351,9 @@ func wrap(text, head string, width int) string {
 		}
 		line += word
 		empty = false
+	}
+	if line == "" {
+		return b.String()
 	}
 	return b.String() + line + "\n"
 }

@@ -156,6 +156,8 @@ func TestCheckNamesWhatIsWrongWithACluster(t *testing.T) {
 		r := fine(t, primary.URI()+" "+cluster.RoundRobin().URI()+"&name=ro")
 		if got := r.Servers[1].Hosts[0].Instances; len(got) != 2 || got[0].Listen == got[1].Listen {
 			t.Errorf("%d instances behind the balancer", len(got))
+		} else if text := r.legend(); !strings.Contains(text, "ro #2 is "+got[1].Listen) {
+			t.Errorf("it is not told where the instances are: %s", text)
 		}
 		finds(t, primary.URI()+" "+cluster.RoundRobin().URI()+"&name=ro "+two.URI()+"&name=r2", severityWarning, "same-address-twice", "r2")
 	})
@@ -241,29 +243,36 @@ func TestCheckNamesWhatIsWrongWithACluster(t *testing.T) {
 }
 
 func TestCheckTellsClustersAndTimelinesApartAndReportsWithoutAPrimary(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(3))
 	ctx := t.Context()
-	primary, one, two := cluster.Primary, cluster.Replicas[0], cluster.Replicas[1]
+	old, promoted, follower, forgotten := cluster.Primary, cluster.Replicas[0], cluster.Replicas[1], cluster.Replicas[2]
+	with := func(primary, replica *pgsplittest.Server) string {
+		return primary.URI() + " " + replica.URI() + "&name=r"
+	}
 
 	t.Run("another cluster", func(t *testing.T) {
 		// With a cache of its own it is not made from the same template.
 		t.Setenv("XDG_CACHE_HOME", t.TempDir())
 		t.Setenv("HOME", t.TempDir())
 		foreign := pgsplittest.Start(t)
-		finds(t, primary.URI()+" "+foreign.Replicas[0].URI()+"&name=foreign", severityError, "other-cluster", "foreign")
+		finds(t, with(old, foreign.Replicas[0]), severityError, "other-cluster", "r")
 	})
-	must(t, one.Promote(ctx))
-	cluster.Primary = one
-	dsn := one.URI() + " " + two.URI() + "&name=r2"
-	finds(t, dsn, severityError, "other-timeline", "r2")
-	finds(t, primary.URI()+" "+two.URI()+"&name=r2", severityNote, "slot-missing", "r2")
-	must(t, two.Follow(ctx, one))
-	fine(t, dsn)
-	finds(t, primary.URI()+" "+two.URI()+"&name=r2", severityError, "other-timeline", "r2")
-
-	must(t, one.Stop(ctx, pgsplittest.Immediate))
-	finds(t, dsn, severityError, "unreachable", "primary")
-	finds(t, dsn, severityWarning, "lagging", "r2")
+	t.Run("the primary is down", func(t *testing.T) {
+		must(t, old.Stop(ctx, pgsplittest.Fast))
+		finds(t, with(old, follower), severityError, "unreachable", "primary")
+		finds(t, with(old, follower), severityWarning, "lagging", "r")
+	})
+	t.Run("a failover", func(t *testing.T) {
+		must(t, promoted.Promote(ctx))
+		finds(t, with(promoted, follower), severityWarning, "other-timeline", "r")
+		must(t, follower.Follow(ctx, promoted))
+		fine(t, with(promoted, follower))
+	})
+	t.Run("the old primary comes back", func(t *testing.T) {
+		must(t, old.Start(ctx))
+		finds(t, with(old, follower), severityError, "other-timeline", "r")
+		finds(t, with(promoted, forgotten), severityError, "other-timeline", "r")
+	})
 }
 
 func TestCheckTakesTheEnvironmentWithoutADSN(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 type finding struct {
 	Name     string   `json:"name"`
 	Severity severity `json:"severity"`
-	Server   string   `json:"server,omitempty"`
+	Server   string   `json:"server"`
 	Message  string   `json:"message"`
-	Remedy   string   `json:"remedy,omitempty"`
+	Remedy   string   `json:"remedy"`
 }
 
 type severity string
@@ -49,7 +49,8 @@ func diagnose(servers []server) []finding {
 		}
 	}
 	if len(servers) == 1 {
-		d.add(severityNote, "no-replicas", "", "No replica is configured, or the only one is the primary's own address: every read runs on the primary.",
+		d.add(severityNote, "no-replicas", "",
+			"No replica is configured, or the only one is the primary's own address: every read runs on the primary.",
 			"Name replicas in the DSN, or in DATABASE_RO_URL.")
 	}
 	for n := range servers {
@@ -165,7 +166,8 @@ func (d *diagnosis) attrs(s *server) {
 	switch {
 	case s.Role == rolePrimary && s.Attrs == "any" && len(s.Hosts) > 1:
 		d.add(severityWarning, "target-session-attrs-inherited", s.Name,
-			"target_session_attrs=any among several hosts (from the DSN, a service file or PGTARGETSESSIONATTRS): the first that answers gets the writes, a standby too.",
+			"target_session_attrs=any among several hosts (from the DSN, a service file or PGTARGETSESSIONATTRS): "+
+				"the first that answers gets the writes, a standby too.",
 			"Leave it out, or write target_session_attrs=primary.")
 	case s.Role == roleReplica && s.Attrs == "read-only":
 		d.add(severityWarning, "target-session-attrs-inherited", s.Name,
@@ -181,7 +183,8 @@ func (d *diagnosis) instance(s *server, h *host, i *instance) {
 	d.session(s, label, i)
 	d.privileges(s, label, i)
 	if s.Role == rolePrimary && !i.standby() && i.RefusesWrite {
-		d.add(severityError, "primary-read-only", label, "default_transaction_read_only is on for this role, database or server: every write fails.",
+		d.add(severityError, "primary-read-only", label,
+			"default_transaction_read_only is on for this role, database or server: every write fails.",
 			"Find it in pg_db_role_setting or postgresql.conf, and turn it off for the role that the program uses.")
 	}
 	if s.Role == roleReplica && i.standby() {
@@ -197,12 +200,17 @@ func (d *diagnosis) cluster(s *server, label string, i *instance) {
 	if than == nil || than == i {
 		return
 	}
+	versions := fmt.Sprintf("It runs PostgreSQL %s and the primary %s.", i.Version, than.Version)
 	if i.major() != than.major() {
-		d.add(severityWarning, "version-skew", label, fmt.Sprintf("It runs PostgreSQL %s and the primary %s.", i.Version, than.Version),
+		d.add(severityWarning, "version-skew", label, versions,
 			"A streaming replica has its primary's major version: see that this is the server you mean.")
 	} else if i.num != than.num {
-		d.add(severityNote, "version-skew", label, fmt.Sprintf("It runs PostgreSQL %s and the primary %s.", i.Version, than.Version),
+		d.add(severityNote, "version-skew", label, versions,
 			"Bring both to the same minor version when you can.")
+	}
+	timelines := ""
+	if d.primary != nil {
+		timelines = fmt.Sprintf("It follows timeline %d, the primary writes %d", i.Timeline, d.primary.Timeline)
 	}
 	switch {
 	case i.System != "" && than.System != "" && i.System != than.System:
@@ -212,16 +220,17 @@ func (d *diagnosis) cluster(s *server, label string, i *instance) {
 	case d.primary == nil || !i.standby() || i.Timeline == 0 || d.primary.Timeline == 0 || i.Timeline == d.primary.Timeline:
 	case i.Timeline > d.primary.Timeline:
 		d.add(severityError, "other-timeline", label,
-			fmt.Sprintf("It follows timeline %d, the primary writes %d: another server was promoted, and this primary is the old one.", i.Timeline, d.primary.Timeline),
+			timelines+": another server was promoted, and this primary is the old one.",
 			"Find the new primary and put it into the DSN.")
 	case i.Receiving && i.SeesOthers:
 		d.add(severityError, "other-timeline", label,
-			fmt.Sprintf("It follows timeline %d, the primary writes %d: it still follows the old primary.", i.Timeline, d.primary.Timeline),
+			timelines+": it still follows the old primary.",
 			"Point its primary_conninfo at the new primary; use pg_rewind if it has gone on after the failover.")
 	default:
 		d.add(severityWarning, "other-timeline", label,
-			fmt.Sprintf("It is at timeline %d as far as this role may see, the primary writes %d.", i.Timeline, d.primary.Timeline),
-			"See that it follows the new primary. With pg_monitor this is told for certain; without, it is known at its next restartpoint.")
+			timelines+", as far as can be seen.",
+			"See that it follows the new primary. A replica that streams tells for certain, to a role with pg_monitor; "+
+				"otherwise it is known at its next restartpoint.")
 	}
 }
 
@@ -243,15 +252,18 @@ func (d *diagnosis) session(s *server, label string, i *instance) {
 	switch {
 	case i.ReadOnly == readOnlyRefused:
 		d.add(severityWarning, "pooler-drops-read-only", label,
-			"What answers here refuses the startup parameter default_transaction_read_only. ReadOnly statements get a read-only transaction each, which costs round trips.", poolerRemedy)
+			"What answers here refuses the startup parameter default_transaction_read_only. "+eachItsOwn, poolerRemedy)
 	case i.ReadOnly == readOnlyDropped:
 		d.add(severityWarning, "pooler-drops-read-only", label,
-			"The startup parameter default_transaction_read_only does not arrive, or does not hold. ReadOnly statements get a read-only transaction each, which costs round trips.", poolerRemedy)
+			"The startup parameter default_transaction_read_only does not arrive, or does not hold. "+eachItsOwn, poolerRemedy)
 	case i.Pooled:
-		d.add(severityNote, "pooler", label, "A pooler answers here: read only and floors are ensured inside a transaction for each statement.",
+		d.add(severityNote, "pooler", label,
+			"A pooler answers here: read only and floors are ensured inside a transaction for each statement.",
 			"Let the driver connect directly where round trips matter; it keeps a pool itself.")
 	}
 }
+
+const eachItsOwn = "ReadOnly statements get a read-only transaction each, which costs round trips."
 
 const poolerRemedy = "Connect directly; or use PgBouncer 1.26 or later, which passes it on; or, from 1.20, " +
 	"track_extra_parameters = IntervalStyle, default_transaction_read_only."
@@ -274,12 +286,14 @@ func (d *diagnosis) privileges(s *server, label string, i *instance) {
 		if s.Role == rolePrimary {
 			consequence = "the driver cannot tell who answers, and proves no floor with it"
 		}
-		d.add(severityError, "no-privilege", label, fmt.Sprintf("The role may not use %s: %s.", strings.Join(essential, ", "), consequence),
+		d.add(severityError, "no-privilege", label,
+			fmt.Sprintf("The role may not use %s: %s.", strings.Join(essential, ", "), consequence),
 			"Grant them back to PUBLIC, or to the role.")
 	}
 	if len(writes) > 0 && s.Role == rolePrimary {
 		d.add(severityWarning, "no-privilege", label,
-			fmt.Sprintf("The role may not execute %s: positions of writes stay unknown, and sessions read from the primary.", strings.Join(writes, ", ")),
+			fmt.Sprintf("The role may not execute %s: positions of writes stay unknown, and sessions read from the primary.",
+				strings.Join(writes, ", ")),
 			"Grant execute on them to the role.")
 	}
 	if !i.SeesOthers {
@@ -290,7 +304,8 @@ func (d *diagnosis) privileges(s *server, label string, i *instance) {
 		if i.standby() {
 			consequence = "after a failover the replica's timeline is known late, at its next restartpoint"
 		}
-		d.add(severityNote, "no-privilege", label, fmt.Sprintf("The role lacks %s: %s.", strings.Join(others, ", "), consequence),
+		d.add(severityNote, "no-privilege", label,
+			fmt.Sprintf("The role lacks %s: %s.", strings.Join(others, ", "), consequence),
 			"Grant pg_monitor to the role, if you may.")
 	}
 }
@@ -303,7 +318,8 @@ func (d *diagnosis) replay(label string, i *instance) {
 	}
 	switch {
 	case i.Paused:
-		d.add(severityWarning, "lagging", label, "Replay is paused: reads here get staler, and those with a floor go elsewhere."+behind,
+		d.add(severityWarning, "lagging", label,
+			"Replay is paused: reads here get staler, and those with a floor go elsewhere."+behind,
 			"select pg_wal_replay_resume() there.")
 	case !i.Receiving && !i.HasArchive:
 		d.add(severityWarning, "lagging", label, "It receives no WAL: there is no connection to its primary."+behind,
@@ -324,14 +340,16 @@ func (d *diagnosis) slot(label string, i *instance) {
 	switch {
 	case i.Slot != "" && !i.Receiving && d.primary != nil && !slices.Contains(d.primary.Missing, "pg_replication_slots") &&
 		!slices.Contains(d.primary.Slots, i.Slot):
-		d.add(severityError, "slot-missing", label, fmt.Sprintf("It asks for the replication slot %q, which the primary does not have, and receives nothing.", i.Slot),
+		d.add(severityError, "slot-missing", label,
+			fmt.Sprintf("It asks for the replication slot %q, which the primary does not have, and receives nothing.", i.Slot),
 			fmt.Sprintf("select pg_create_physical_replication_slot('%s') on the primary.", i.Slot))
 	case i.Slot != "":
 	case i.HasArchive:
 		d.add(severityNote, "slot-missing", label, "It streams without a replication slot; it has a restore_command to fall back to.", "")
 	case d.primary != nil && d.primary.KeepMB == 0:
 		d.add(severityWarning, "slot-missing", label,
-			"It streams without a replication slot, and wal_keep_size is 0: after a short time away it cannot catch up and must be set up anew.",
+			"It streams without a replication slot, and wal_keep_size is 0: after a short time away it cannot catch up "+
+				"and must be set up anew.",
 			"Create a slot on the primary and name it in primary_slot_name, or set wal_keep_size.")
 	default:
 		keep := "only as much WAL as wal_keep_size says"
@@ -384,11 +402,14 @@ func (d *diagnosis) twice() {
 		if len(names[id]) < 2 {
 			continue
 		}
-		message, sev := "They are one and the same instance: it gets a double share of the reads, and there is a replica less than it seems.", severityWarning
+		sev := severityWarning
+		message := "They are one and the same instance: it gets a double share of the reads, and there is a replica less than it seems."
 		if primary[id] {
-			message, sev = "They are one and the same instance, as primary and as replica: reads do not leave the server of the writes.", severityError
+			sev = severityError
+			message = "They are one and the same instance, as primary and as replica: reads do not leave the server of the writes."
 		}
-		d.add(sev, "same-address-twice", strings.Join(names[id], ", "), message, "Keep one of the names, and correct or drop the other.")
+		d.add(sev, "same-address-twice", strings.Join(names[id], ", "), message,
+			"Keep one of the names, and correct or drop the other.")
 	}
 }
 

@@ -35,9 +35,9 @@ type host struct {
 	Address   string      `json:"address"`
 	Attempts  int         `json:"attempts"`
 	Failed    int         `json:"failed"`
-	Cause     string      `json:"cause,omitempty"` // of the last attempt that failed
-	Code      string      `json:"sqlstate,omitempty"`
-	Detail    string      `json:"detail,omitempty"`
+	Cause     string      `json:"cause"` // of the last attempt that failed
+	Code      string      `json:"sqlstate"`
+	Detail    string      `json:"detail"`
 	Instances []*instance `json:"instances"`
 }
 
@@ -48,7 +48,7 @@ type instance struct {
 	System   string `json:"system_identifier"`
 	Timeline uint32 `json:"timeline"`
 	Position string `json:"position"`
-	Lag      *lag   `json:"lag,omitempty"`
+	Lag      *lag   `json:"lag"`
 	ReadOnly string `json:"read_only"`
 	Pooled   bool   `json:"pooler"`
 	Listen   string `json:"server_address"` // as the server itself says; empty over a Unix socket
@@ -62,7 +62,7 @@ type instance struct {
 	Feedback    bool     `json:"hot_standby_feedback"`
 	CancelAfter int64    `json:"max_standby_streaming_delay_ms"` // -1: never
 
-	Slots        []string `json:"slots,omitempty"` // of a primary
+	Slots        []string `json:"slots"` // of a primary
 	KeepMB       int64    `json:"wal_keep_size_mb"`
 	WithoutSlot  int64    `json:"senders_without_slot"`
 	RefusesWrite bool     `json:"default_transaction_read_only"` // of a session that did not ask for it
@@ -171,7 +171,7 @@ func learn(ctx context.Context, conn *pgx.Conn, asked string) (*instance, error)
 	if err != nil {
 		return nil, err
 	}
-	i := &instance{Found: rolePrimary, Missing: []string{}}
+	i := &instance{Found: rolePrimary, Missing: []string{}, Slots: []string{}}
 	if row.text() == "true" {
 		i.Found = roleStandby
 	}
@@ -180,7 +180,9 @@ func learn(ctx context.Context, conn *pgx.Conn, asked string) (*instance, error)
 	i.Version, _, _ = strings.Cut(row.text(), " ")
 	i.Pooled = uint32(row.number()) != conn.PgConn().PID()
 	port := row.text()
-	i.Listen = row.text()
+	if address, port, ok := strings.Cut(row.text(), " "); ok {
+		i.Listen = net.JoinHostPort(address, port)
+	}
 	i.Missing = append(append(i.Missing, strings.Fields(row.text())...), strings.Fields(row.text())...)
 	i.SeesOthers = row.text() == "true"
 	i.Slot = row.text()
