@@ -235,6 +235,9 @@ func TestFromDBAndCommitLSNWorkThroughEveryWrapper(t *testing.T) {
 		if stats.Servers[0].Statements == 0 || stats.Servers[1].Statements+stats.Servers[2].Statements != 1 {
 			t.Errorf("the connector found is not the one that ran the statements: %+v", stats)
 		}
+		if h := connector.Health(ctx); h.Status != "ok" || len(h.Servers) != 3 {
+			t.Errorf("health: %+v", h)
+		}
 		// With a position that nobody has the primary answers.
 		read = pgsplit.ReadOnly(pgsplit.WithLSN(ctx, ^pgsplit.LSN(0)-1))
 		wantRecovery(t, read, "a floor that no replica has", db, false)
@@ -352,6 +355,9 @@ func TestNothingRunsOnAfterCloseBehindAnyWrapper(t *testing.T) {
 		_, err = db.BeginTx(cancelled, nil)
 		must(t, err)
 		cancel()
+		if h := connector.Health(ctx); h.Status != "ok" {
+			t.Errorf("health: %+v", h)
+		}
 		must(t, db.Close())
 		goleak.VerifyNone(t, before)
 		for _, s := range connector.Stats().Servers {
