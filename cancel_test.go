@@ -27,7 +27,7 @@ func promptly(t testing.TB, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("hangs: %s", what)
 	}
 }
@@ -44,9 +44,9 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 	observers := observeAll(t, cluster, "cancelled")
 	before := goleak.IgnoreCurrent()
 	db := open(t, with(cluster.DSN(), "application_name=cancelled", "replica_timeout=30s"))
-	const goroutines, rounds = 20, 500
-	db.SetMaxOpenConns(goroutines - 4)
-	db.SetMaxIdleConns(goroutines - 4)
+	const goroutines, rounds = 40, 250
+	db.SetMaxOpenConns(goroutines - 8)
+	db.SetMaxIdleConns(goroutines - 8)
 	exec(t, patience, db, "create table t (id int)")
 	floor, err := pgsplit.CommitLSN(patience, db)
 	if err != nil {
@@ -65,11 +65,13 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 		}
 		defer tx.Rollback()
 		for range 2 {
-			if err := read(ctx, tx); err != nil {
-				return err
+			if err = read(ctx, tx); err != nil {
+				break
 			}
 		}
-		err = tx.Commit()
+		if err == nil {
+			err = tx.Commit()
+		}
 		if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
 			return ctx.Err() // how database/sql says that the context ended the transaction
 		}
@@ -104,7 +106,7 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 			return nil
 		},
 		func(ctx context.Context) error {
-			rows, err := db.QueryContext(readOnly(ctx), "select generate_series(1, 2000)")
+			rows, err := db.QueryContext(readOnly(ctx), "select generate_series(1, 500)")
 			if err != nil {
 				return err
 			}
@@ -127,22 +129,22 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
+			// Of all moments about one in five is too early to finish, however fast the machine is.
+			usual := 50 * time.Millisecond
 			for range rounds {
 				ctx, cancel := context.WithCancel(patience)
-				// Most come so late that a connection gets opened on the slowest machine.
-				moment := time.Duration(rand.ExpFloat64() * float64(20*time.Millisecond))
-				if rand.IntN(3) != 0 {
-					moment *= 100
-				}
+				moment := time.Duration(rand.ExpFloat64() * float64(usual))
 				kind, timer := rand.IntN(len(kinds)), time.AfterFunc(moment, cancel)
 				err := kinds[kind](ctx)
 				switch {
 				case err == nil:
 					finished[g]++
+					usual -= usual / 32
 				case !endOfContext(err), errors.Is(err, driver.ErrBadConn):
 					t.Errorf("kind %d: %v", kind, err)
 				default:
 					cancelled[g]++
+					usual += usual / 8
 				}
 				timer.Stop()
 				cancel()
@@ -180,7 +182,7 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 	for i, o := range observers {
 		eventually(t, fmt.Sprintf("server %d has no connection", i), func() bool { return len(o.pids()) == 0 })
 	}
-	goleak.VerifyNone(t, before)
+	noneLeft(t, before)
 }
 
 func TestCloseWithRowsOpenReturnsAtOnceAndTheLeaseEndsWithTheRows(t *testing.T) {
@@ -282,30 +284,30 @@ func TestAFloorIsWaitedForUntilHalfOfTheDeadlineAndThenThePrimaryAnswers(t *test
 		return server, err
 	}
 	// Half of four seconds is left for the primary.
-	start := time.Now()
-	if server, err := read(4 * time.Second); err != nil || server != "primary" {
-		t.Errorf("%q, %v", server, err)
-	}
-	if waited := time.Since(start); waited < time.Second {
-		t.Errorf("the read did not wait for the replica: %v", waited)
-	}
-	answered := 0
-	for range 10 {
+	inOneOf(t, 5, func() error {
+		start := time.Now()
+		server, err := read(4 * time.Second)
+		if waited := time.Since(start); waited < time.Second {
+			t.Errorf("the read did not wait for the replica: %v", waited)
+		}
+		if err != nil || server != "primary" {
+			return fmt.Errorf("%q, %w", server, err)
+		}
+		return nil
+	})
+	reads := 0
+	eventually(t, "the primary has time to answer within 50 ms", func() bool {
+		reads++
 		start := time.Now()
 		server, err := read(50 * time.Millisecond)
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took > 20*time.Second {
 			t.Fatalf("a deadline of 50 ms was kept after %v", took)
 		}
-		switch {
-		case err == nil && server == "primary":
-			answered++
-		case err == nil || !endOfContext(err):
+		if err == nil && server != "primary" || err != nil && !endOfContext(err) {
 			t.Errorf("%q, %v", server, err)
 		}
-	}
-	if answered == 0 {
-		t.Error("the primary never had time to answer")
-	}
+		return err == nil && reads >= 10
+	})
 }
 
 func TestACancelledTransactionCostsOnlyItsOwnConnection(t *testing.T) {

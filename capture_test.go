@@ -143,7 +143,7 @@ func TestTheFloorOfASynchronousCommitIsNotAboveTheFlushPosition(t *testing.T) {
 		}
 		// A replica has it although nobody flushes anything.
 		last := onServer(t, ctx, cluster.Primary, "select max(id)::text from ledger")
-		read := pgsplit.ReadOnly(pgsplit.WithSession(ctx, session), pgsplit.MaxWait(5*time.Second), pgsplit.ReplicaOnly())
+		read := pgsplit.ReadOnly(pgsplit.WithSession(ctx, session), pgsplit.MaxWait(30*time.Second), pgsplit.ReplicaOnly())
 		if got := text(t, read, db, "select max(id)::text from ledger"); got != last {
 			t.Errorf("a replica shows rows up to %s, %s is committed", got, last)
 		}
@@ -187,7 +187,7 @@ func TestTheFloorOfACommitIsReachedWhoeverElseIsWriting(t *testing.T) {
 						if !flushed {
 							t.Fatalf("%s is above the flush position", floor)
 						}
-						read := pgsplit.ReadOnly(inSession, pgsplit.MaxWait(5*time.Second), pgsplit.ReplicaOnly())
+						read := pgsplit.ReadOnly(inSession, pgsplit.MaxWait(30*time.Second), pgsplit.ReplicaOnly())
 						if got := text(t, read, db, "select max(id)::text from ledger"); got != strconv.Itoa(id) {
 							t.Fatalf("a replica at %s shows rows up to %s, %d is committed", floor, got, id)
 						}

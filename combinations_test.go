@@ -128,7 +128,7 @@ func startsIn(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster, i
 	}
 	for mode, db := range map[string]*sql.DB{"error": db, "read": standIn} {
 		used := map[string]bool{}
-		if !within(20*time.Second, func() bool {
+		if !within(time.Minute, func() bool {
 			for _, ctx := range []context.Context{ctx, pgsplit.ReadOnly(ctx), only} {
 				var server string
 				if db.QueryRowContext(ctx, whichServer).Scan(&server) == nil {

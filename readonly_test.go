@@ -679,13 +679,13 @@ func until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	for !condition() {
 		select {
 		case <-ticker.C:
 		case <-deadline.C:
-			t.Fatalf("not in 30 s: %s", what)
+			t.Fatalf("not in a minute: %s", what)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func twoLabels(t *testing.T) (*sql.DB, context.Context, pgsplit.LSN) {
 func TestWhatAnOpenTransactionHasShownCountsAsSeen(t *testing.T) {
 	db, ctx, lsn := twoLabels(t)
 	in := pgsplit.WithSession(ctx, pgsplit.NewSession())
-	tx, err := db.BeginTx(pgsplit.ReadOnly(in, pgsplit.Prefer("a"), pgsplit.AfterLSN(lsn), pgsplit.MaxWait(5*time.Second)), nil)
+	tx, err := db.BeginTx(pgsplit.ReadOnly(in, pgsplit.Prefer("a"), pgsplit.AfterLSN(lsn), pgsplit.MaxWait(30*time.Second)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestWhatAnOpenTransactionHasShownCountsAsSeen(t *testing.T) {
 func TestWhatASessionReadsInATransactionThatBeganWithoutItCountsAsSeen(t *testing.T) {
 	db, ctx, lsn := twoLabels(t)
 	in := pgsplit.WithSession(ctx, pgsplit.NewSession())
-	tx, err := db.BeginTx(pgsplit.ReadOnly(ctx, pgsplit.Prefer("a"), pgsplit.AfterLSN(lsn), pgsplit.MaxWait(5*time.Second)), nil)
+	tx, err := db.BeginTx(pgsplit.ReadOnly(ctx, pgsplit.Prefer("a"), pgsplit.AfterLSN(lsn), pgsplit.MaxWait(30*time.Second)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

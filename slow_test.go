@@ -1,0 +1,152 @@
+package pgsplit_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgsplit/pgsplit"
+	"github.com/pgsplit/pgsplit/pgsplittest"
+)
+
+// Replicas that take their time, and callers that have little.
+
+// served is how many callers with a deadline of 300 ms get an answer, at once or one after the other.
+func served(ctx context.Context, db *sql.DB, callers int, atOnce bool) int {
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		call := func() {
+			ctx, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), 300*time.Millisecond)
+			defer cancel()
+			var s string
+			if db.QueryRowContext(ctx, inRecovery).Scan(&s) == nil {
+				n.Add(1)
+			}
+		}
+		if atOnce {
+			wg.Go(call)
+		} else {
+			call()
+		}
+	}
+	wg.Wait()
+	return int(n.Load())
+}
+
+// All of these callers come before the first time limit of the driver's own has ended. On a slow machine many may fail.
+func TestCallersWith300msAreServedThoughAReplicaIsSilentThatHasNoConnectionYet(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=1h"))
+	exec(t, ctx, db, "select 1")
+	exec(t, pgsplit.ReadOnly(ctx), open(t, cluster.Primary.URI()), "select 1")
+	cluster.Replicas[0].Proxy().BlackHole()
+	eventually(t, "a caller with 300 ms is served", func() bool { return served(ctx, db, 10, false) > 0 })
+	s := replicaStats(t, db)
+	if s.Failures != 0 {
+		t.Errorf("what the callers' own deadlines ended was held against the server: %+v", s)
+	}
+	if n := cluster.Replicas[0].Proxy().Accepted(); n > 3 {
+		t.Errorf("%d connections were begun for callers one after the other", n)
+	}
+}
+
+func TestASlowServerThatLivesIsWaitedFor(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	const slow = `select pg_is_in_recovery()::text from pg_sleep(2.5)`
+	for name, c := range map[string]struct {
+		timeout  string
+		deadline time.Duration // the caller's
+	}{
+		"callers who wait":               {"500ms", time.Minute},
+		"a deadline that is long enough": {"1m", 4500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inOneOf(t, 5, func() error {
+				db := open(t, with(cluster.DSN(), "replica_timeout="+c.timeout))
+				defer db.Close()
+				warm(t, patient(t), db)
+				before := replicaStats(t, db)
+				ctx, cancel := context.WithTimeout(context.Background(), c.deadline)
+				defer cancel()
+				var where string
+				err := db.QueryRowContext(pgsplit.ReadOnly(ctx), slow).Scan(&where)
+				s := replicaStats(t, db)
+				eventually(t, "it is healthy", func() bool { return replicaStats(t, db).State == "healthy" })
+				if probes := s.Probes - before.Probes; err != nil || where != "true" || s.MovedOn != before.MovedOn ||
+					s.Failures != before.Failures || s.Statements != before.Statements+1 || probes < 1 || probes > 3 {
+					return fmt.Errorf("in recovery %q, %v: %+v, before %+v", where, err, s, before)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// Connections that were good a moment ago do not cost their callers all of the deadline.
+func TestCallersWith300msAreServedThoughAReplicaHasGoneSilentThatHasConnections(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	const callers = 10
+	inOneOf(t, 5, func() error {
+		db := open(t, cluster.ProxyDSN())
+		defer db.Close()
+		defer cluster.Replicas[0].Proxy().Restore()
+		idleAt(t, ctx, db, callers)
+		cluster.Replicas[0].Proxy().BlackHole()
+		n := served(ctx, db, callers, true)
+		s := replicaStats(t, db)
+		t.Logf("%d of %d were served; %d began on the replica", n, callers, s.Statements)
+		if n == 0 {
+			return errors.New("no caller with 300 ms was served")
+		}
+		return nil
+	})
+}
+
+// A server that answers that it is full lives: what it is at work on takes its time.
+func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	dsn, fronts := frontsOf(t, cluster)
+	inOneOf(t, 5, func() error {
+		fronts[1].is(up)
+		db := open(t, with(dsn, "replica_timeout=500ms"))
+		defer db.Close()
+		warm(t, ctx, db)
+		before := replicaStats(t, db)
+		fronts[1].is(full)
+		where := text(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`)
+		if s := replicaStats(t, db); where != "true" || s.MovedOn != before.MovedOn {
+			return fmt.Errorf("in recovery %s: %+v", where, s)
+		}
+		return nil
+	})
+}
+
+// A server is let in to while its next probe is still far away. Doubted then, it is probed at once.
+func TestASlowReadIsWaitedForThoughAProbeOfFormerTroubleIsStillDue(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	proxy := cluster.Replicas[0].Proxy()
+	inOneOf(t, 5, func() error {
+		db := open(t, with(cluster.ProxyDSN(), "replica_timeout=500ms", "replica_retry_min=30s", "replica_retry_max=30s"))
+		defer db.Close()
+		exec(t, ctx, db, "select 1")
+		proxy.SetDelay(800 * time.Millisecond)
+		want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false") // it takes too long to let the read in
+		proxy.SetDelay(0)
+		eventually(t, "the connection has come", func() bool { return replicaStats(t, db).State == "healthy" })
+		where := text(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`)
+		if s := replicaStats(t, db); where != "true" || s.MovedOn != 0 || s.State != "healthy" {
+			return fmt.Errorf("in recovery %s: %+v", where, s)
+		}
+		return nil
+	})
+}
