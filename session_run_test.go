@@ -23,6 +23,7 @@ type sessionRun struct {
 	write func(ctx context.Context, caller int) error // raises the caller's counter by one
 	dbs   []*sql.DB                                   // by caller; empty: all have the run's
 
+	acts    atomic.Int64          // of the nemesis
 	staleOf [callers]atomic.Int64 // stale reads by caller
 }
 
@@ -34,8 +35,12 @@ func (s *sessionRun) dbOf(caller int) *sql.DB {
 	return s.db
 }
 
-// ownWrites makes n rounds of a write and two reads of it, as many for each caller, and counts the reads that did not show
-// it.
+// leastSessionActs is how often the nemesis has to act in a run of sessions.
+const leastSessionActs = 3
+
+// ownWrites makes n rounds of a write and two reads of it, or more, as many for each caller, and counts the reads that did
+// not show it. It goes on until the nemesis has acted and replicas have served a tenth of the reads of n rounds, or until
+// the first stale read if that is all that it has to show.
 func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
@@ -48,15 +53,25 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 			for background.Err() == nil {
 				if err := s.nemesis(background, r); err != nil && background.Err() == nil {
 					t.Errorf("nemesis: %v", err)
+					stop()
 					return
 				}
+				s.acts.Add(1)
 			}
 		})
 	}
+	goesOn := func(value int64) bool {
+		if background.Err() != nil || s.untilStale && s.stale.Load() > 0 {
+			return false
+		}
+		return s.untilStale || value <= n/callers || s.replica.Load() < n/5 || s.nemesis != nil && s.acts.Load() < leastSessionActs
+	}
+	var rounds atomic.Int64
 	for caller := range callers {
 		all.Go(func() {
 			session := NewSession()
-			for value := int64(1); value <= n/callers && ctx.Err() == nil; value++ {
+			for value := int64(1); goesOn(value); value++ {
+				rounds.Add(1)
 				if err := s.write(WithSession(ctx, session), caller); err != nil {
 					s.fail(fmt.Errorf("write: %w", err))
 					return
@@ -102,7 +117,7 @@ func (s *sessionRun) ownWrites(t *testing.T, n int64) {
 	if err := s.firstFailure.Load(); err != nil {
 		t.Errorf("%d failed, the first with: %v", s.failed.Load(), *err)
 	}
-	t.Logf("%d rounds, %d reads on replicas, %d stale", n, s.replica.Load(), s.stale.Load())
+	t.Logf("%d rounds, %d reads on replicas, %d stale, %d acts", rounds.Load(), s.replica.Load(), s.stale.Load(), s.acts.Load())
 }
 
 func (s *sessionRun) fail(err error) {
@@ -200,7 +215,8 @@ func TestWithoutSessionsOwnWritesAreMissed(t *testing.T) {
 	s.write = func(ctx context.Context, caller int) error {
 		return write(context.WithoutCancel(context.Background()), caller)
 	}
-	s.ownWrites(t, 2000)
+	s.untilStale = true
+	s.ownWrites(t, 0)
 	if s.stale.Load() == 0 {
 		t.Error("no stale read: the nemesis proves nothing")
 	}
