@@ -117,7 +117,7 @@ func (g *ground) untilGuarded(t *testing.T, ctx context.Context) {
 func newGround(t *testing.T) *ground {
 	t.Helper()
 	g := &ground{cluster: startCluster(t, groundReplicas)}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), caseLimit)
 	defer cancel()
 	mustExec(t, ctx, g.cluster.PrimaryURI(), "create database "+template)
 	mustExec(t, ctx, withDatabase(g.cluster.PrimaryURI(), template), fixtures)
@@ -159,7 +159,7 @@ var databases atomic.Int64
 func (g *ground) subject(t *testing.T, b base, w wrapper) *subject {
 	t.Helper()
 	s := &subject{ground: g, base: b, wrapper: w, database: fmt.Sprintf("subject%d", databases.Add(1))}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), caseLimit)
 	defer cancel()
 	mustExec(t, ctx, g.cluster.PrimaryURI(), "create database "+s.database+" template "+template)
 	mustExec(t, ctx, g.cluster.PrimaryURI(), "create role "+s.database+" login connection limit 1")
@@ -312,7 +312,7 @@ const (
 )
 
 // patience is how long a condition may take to come true.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func (r *run) until(done func() bool, otherwise func() string) {
 	deadline := time.NewTimer(patience)
@@ -425,7 +425,7 @@ func (r *run) showError(err error) string {
 }
 
 // caseLimit is when a case has hung.
-const caseLimit = time.Minute
+const caseLimit = 3 * time.Minute
 
 // compare runs a case over all subjects at the same time.
 func compare(t *testing.T, subjects []*subject, c conformanceCase) {

@@ -147,7 +147,7 @@ func overEachWrapper(t *testing.T, do func(t *testing.T, c cluster, open func() 
 
 // limited is a context that ends when a test has hung.
 func limited(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), caseLimit)
 	t.Cleanup(cancel)
 	return ctx
 }

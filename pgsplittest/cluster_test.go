@@ -45,13 +45,13 @@ func connect(t *testing.T, uri string) *pgx.Conn {
 	return conn
 }
 
-// eventually fails the test when a condition does not come true within ten seconds.
+// eventually fails the test when a condition does not come true within a minute.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if poll(ctx, pollInterval, func() (bool, error) { return condition(), nil }) != nil {
-		t.Fatalf("not within 10 s: %s", what)
+		t.Fatalf("not within a minute: %s", what)
 	}
 }
 

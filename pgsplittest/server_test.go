@@ -69,7 +69,7 @@ func TestWaitForMakesAQuietPrimarySendMore(t *testing.T) {
 	at, err := c.Primary.Position(t.Context())
 	must(t, err)
 	// Sooner than a quiet primary writes something by itself, which is every 15 s.
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
 	defer cancel()
 	must(t, c.Replicas[0].WaitFor(ctx, at+1))
 }

@@ -37,7 +37,7 @@ func allEnded(t *testing.T, out string) {
 func TestTheDemoShowsReadYourWritesWhileReplicasLag(t *testing.T) {
 	pgsplittest.NeedServer(t)
 	defer goleak.VerifyNone(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var out, errs bytes.Buffer
 	if code := run(ctx, []string{"demo", "-once", "-pause", "1ms"}, &out, &errs); code != 0 {
@@ -73,7 +73,7 @@ func (w *interrupter) Write(p []byte) (int, error) {
 func TestTheDemoEndsCleanOnCtrlC(t *testing.T) {
 	pgsplittest.NeedServer(t)
 	defer goleak.VerifyNone(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	out := interrupter{cancel: cancel}
 	if code := run(ctx, []string{"demo", "-pause", "10ms"}, &out, io.Discard); code != 0 {

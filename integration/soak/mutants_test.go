@@ -76,7 +76,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	for name, m := range mutantRuns() {
 		t.Run(name, func(t *testing.T) {
 			o := m.options
-			o.Seed, o.Duration, o.Early, o.Folder = 1, time.Minute, true, t.TempDir()
+			o.Seed, o.Duration, o.Early, o.Folder = 1, 5*time.Minute, true, t.TempDir()
 			o.Command, o.Environment = []string{worker}, []string{"PGSPLIT_MUTANT=" + name}
 			began := time.Now()
 			verdict, err := Run(t.Context(), o)

@@ -38,7 +38,7 @@ func newNemesis(t *testing.T) (*nemesis, *[]Fault) {
 // wantWell checks that all servers answer by way of their proxies, and that the replicas follow.
 func wantWell(t *testing.T, n *nemesis) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for _, s := range n.cluster.Servers() {
 		conn, err := pgx.Connect(ctx, s.ProxyURI())
