@@ -2,6 +2,7 @@ package pgsplit
 
 import (
 	"context"
+	"database/sql/driver"
 	"fmt"
 	"io"
 	"log/slog"
@@ -101,6 +102,22 @@ type Config struct {
 	// not the one met before at the same address; none for a request. No line holds a configured password. The handler runs
 	// on whichever goroutine met with it, and must not use the sql.DB. Default: none.
 	Logger *slog.Logger
+
+	// WrapConnector, if set, is called once for each server when the connector is made, with the connector of the server's
+	// physical connections. What it returns opens them from then on: a library for traces, metrics or interceptors goes
+	// around it and sees what runs on each server. Libraries that wrap drivers, and no connectors, wrap its Driver, whose
+	// OpenConnector gives that connector whatever the name. Package sqlmwhook does it for github.com/ngrok/sqlmw.
+	//
+	// The wrapper sees statements, transactions, pings and what is prepared for the program; executions of a prepared
+	// statement are statements of the connection, since it runs on whichever server its context leads to. What this driver
+	// asks by itself does not pass through it, nor does Raw. A read that moves on is seen on each server that it ran on.
+	//
+	// The returned connector's Connect has to call the Connect that it wraps, with its own context or one derived from it,
+	// and the connection it returns has to pass calls on: an answer without the server is an error. It may run statements of
+	// its own, during the calls that it passes on, before or after them, and has to leave no rows and no transaction open. The
+	// connection that it wraps is gone when its Close is called. Rows and results are what the wrapper returns; its panics
+	// become errors, except in those. Default: none.
+	WrapConnector func(Server, driver.Connector) driver.Connector
 }
 
 // Replica is one streaming replica of the primary.

@@ -35,7 +35,11 @@ var (
 // ExecContext implements driver.ExecerContext on the server that ctx asks for.
 func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (result driver.Result, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, _ bool) (err error) {
+	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, readOnly bool) (err error) {
+		if p.wrapping != nil {
+			result, err = p.wrapping.exec(ctx, c, readOnly, query, args)
+			return err
+		}
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
@@ -45,10 +49,15 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 	return result, err
 }
 
-// QueryContext implements driver.QueryerContext on the server that ctx asks for. The rows are pgx's own.
+// QueryContext implements driver.QueryerContext on the server that ctx asks for. The rows are pgx's own,
+// or what Config.WrapConnector made of them.
 func (c *Conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (rows driver.Rows, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, _ bool) (err error) {
+	err = c.run(ctx, work{}, func(ctx context.Context, p *physical, readOnly bool) (err error) {
+		if p.wrapping != nil {
+			rows, err = p.wrapping.query(ctx, c, readOnly, query, args)
+			return err
+		}
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
@@ -66,16 +75,20 @@ func (c *Conn) Prepare(query string) (driver.Stmt, error) {
 // PrepareContext implements driver.ConnPrepareContext: the server that ctx asks for parses the statement.
 func (c *Conn) PrepareContext(ctx context.Context, query string) (s driver.Stmt, err error) {
 	defer c.contain(&err)
-	err = c.run(ctx, work{harmless: true}, func(ctx context.Context, p *physical, _ bool) error {
-		if p.closed() {
-			return driver.ErrBadConn
+	err = c.run(ctx, work{harmless: true}, func(ctx context.Context, p *physical, readOnly bool) error {
+		var params int
+		err, kept := driver.ErrBadConn, !p.id.pooled
+		switch {
+		case p.wrapping != nil:
+			params, kept, err = p.wrapping.prepare(ctx, c, readOnly, query)
+		case !p.closed():
+			params, err = p.prepare(ctx, query)
 		}
-		params, err := p.prepare(ctx, query)
 		if err != nil {
 			return err
 		}
 		stmt := &Stmt{conn: c, query: query, params: params}
-		if !p.id.pooled {
+		if kept {
 			stmt.parsedOn = p
 		}
 		s = stmt
@@ -94,21 +107,30 @@ func (c *Conn) BeginTx(ctx context.Context, opts driver.TxOptions) (t driver.Tx,
 	defer c.contain(&err)
 	w := work{begin: true, isolation: sql.IsolationLevel(opts.Isolation), readOnly: opts.ReadOnly}
 	err = c.run(ctx, w, func(ctx context.Context, p *physical, readOnly bool) (err error) {
-		if c.lease.wrapped {
-			// The floor was checked inside this transaction, so it is the one that the caller gets.
-			c.lease.wrapped = false
-			t = &openTx{conn: c, ctx: ctx, p: p}
-			return nil
-		}
-		opts.ReadOnly = opts.ReadOnly || readOnly
-		t, err = p.std.BeginTx(ctx, opts)
-		if err == nil && !readOnly && !c.lease.standIn {
-			c.lease.inTx = true
-			t = &tx{Tx: t, conn: c, ctx: ctx}
-			err = c.noteWrite(hintOf(ctx).scope)
+		if p.wrapping != nil {
+			t, err = p.wrapping.begin(ctx, c, readOnly, opts)
+		} else {
+			t, err = c.begin(ctx, p, opts, readOnly, hintOf(ctx).scope)
 		}
 		return err
 	})
+	return t, err
+}
+
+// begin begins the caller's transaction on p. Its writes are those of the sessions of sc.
+func (c *Conn) begin(ctx context.Context, p *physical, opts driver.TxOptions, readOnly bool, sc *scope) (t driver.Tx, err error) {
+	if c.lease.wrapped {
+		// The floor was checked inside this transaction, so it is the one that the caller gets.
+		c.lease.wrapped = false
+		return &openTx{conn: c, ctx: ctx, p: p}, nil
+	}
+	opts.ReadOnly = opts.ReadOnly || readOnly
+	t, err = p.std.BeginTx(ctx, opts)
+	if err == nil && !readOnly && !c.lease.standIn {
+		c.lease.inTx = true
+		t = &tx{Tx: t, conn: c, ctx: ctx}
+		err = c.noteWrite(sc)
+	}
 	return t, err
 }
 
@@ -119,7 +141,12 @@ func (c *Conn) Ping(ctx context.Context) (err error) {
 	if e := errandOf(ctx); e != nil {
 		return e.do(ctx, c)
 	}
-	return c.run(ctx, work{harmless: true, ping: true}, func(ctx context.Context, p *physical, _ bool) error { return p.std.Ping(ctx) })
+	return c.run(ctx, work{harmless: true, ping: true}, func(ctx context.Context, p *physical, readOnly bool) error {
+		if p.wrapping != nil {
+			return p.wrapping.ping(ctx, c, readOnly)
+		}
+		return p.std.Ping(ctx)
+	})
 }
 
 // CheckNamedValue implements driver.NamedValueChecker: pgx takes every value, and its own kinds of first argument.
@@ -207,23 +234,27 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		if err == nil {
 			return nil
 		}
-		p.erred(ctx, err, aborted)
+		cause := err
+		if w := p.wrapping; w != nil {
+			cause, again = w.cause(err), again && !w.call.effect
+		}
+		p.erred(ctx, cause, aborted)
 		if ctx.Err() != nil {
 			if errors.Is(err, driver.ErrBadConn) {
 				return ctx.Err()
 			}
 			return c.explain(err, readOnly)
 		}
-		if p.closed() && lost(err) {
-			p.server.doubt(err)
+		if p.closed() && lost(cause) {
+			p.server.doubt(cause)
 		}
 		switch {
-		case errors.Is(err, driver.ErrBadConn) && again && !aborted:
+		case errors.Is(cause, driver.ErrBadConn) && again && !aborted:
 			c.release()
-		case movable && watched && (aborted || p.elsewhere(err)):
+		case movable && watched && (aborted || p.elsewhere(cause)):
 			way.failed(p.server, err)
 			c.release()
-		case !readOnly && p.misplaced(err):
+		case !readOnly && p.misplaced(cause):
 			p.unfit = true // another connection may find the primary
 			if !again || c.lease.inCallersTx() {
 				return c.explain(err, readOnly)

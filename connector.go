@@ -53,6 +53,13 @@ func NewConnector(config *Config) (*Connector, error) {
 		s.index = i
 		c.replicas = append(c.replicas, s)
 	}
+	if wrap := config.WrapConnector; wrap != nil {
+		for s := range c.servers {
+			if err := s.wrap(wrap); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return c, nil
 }
 
@@ -90,6 +97,7 @@ func (c *Connector) Close() error {
 		c.closed.Store(true)
 		for s := range c.servers {
 			s.close()
+			s.closeWrapper()
 		}
 	})
 	return nil

@@ -30,9 +30,10 @@ func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
 type decisionKey struct{}
 
 // DecisionFrom is the decision about the statement that runs under ctx, for what pgx calls with the context of a statement:
-// the tracers of a pool's ConnConfig.Tracer (QueryTracer, PrepareTracer, ..), for BEGIN, COMMIT and ROLLBACK as well.
+// the tracers of a pool's ConnConfig.Tracer (QueryTracer, PrepareTracer, ..), for BEGIN, COMMIT and ROLLBACK as well, and for
+// the wrappers of Config.WrapConnector.
 //
-// A context carries it only below the driver, and only for servers with a tracer. It says nothing where no decision has been
+// A context carries it only below the driver, and only for servers with a tracer or a wrapper. It says nothing where no decision has been
 // made yet, as in the tracers and hooks of a connection that is being opened or leased, nor for what the driver itself asks
 // a server; f of Raw gets no context from the driver.
 func DecisionFrom(ctx context.Context) (Decision, bool) {
@@ -44,7 +45,7 @@ func DecisionFrom(ctx context.Context) (Decision, bool) {
 }
 
 // traced tells whether anything below the driver sees the contexts of statements.
-func (s *server) traced() bool { return s.config.ConnConfig.Tracer != nil }
+func (s *server) traced() bool { return s.config.ConnConfig.Tracer != nil || s.wrapper != nil }
 
 // telling is ctx with the decision, for those who see it; it costs nothing where nobody does.
 func (c *Conn) telling(ctx context.Context) context.Context {

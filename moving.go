@@ -16,6 +16,10 @@ import (
 // has seen anything of it, and it cannot have written.
 func (p *physical) elsewhere(err error) bool {
 	var pgErr *pgconn.PgError
+	var hook hookError
+	if errors.As(err, &hook) && !errors.Is(err, driver.ErrBadConn) {
+		return false // another server would not help
+	}
 	if !errors.As(err, &pgErr) {
 		return p.closed() || errors.Is(err, driver.ErrBadConn)
 	}
@@ -52,10 +56,11 @@ func blames(err error) bool {
 }
 
 // lost tells whether an error came with the loss of a connection that the server, or the way there, has to answer for: not
-// one that the server closed for what was done on it.
+// one that the server closed for what was done on it, or a wrapper.
 func lost(err error) bool {
 	var pgErr *pgconn.PgError
-	return !errors.As(err, &pgErr) || unavailable(pgErr.Code)
+	var hook hookError
+	return !errors.As(err, &hook) && (!errors.As(err, &pgErr) || unavailable(pgErr.Code))
 }
 
 // failed takes note that the server could not serve a read that it had begun.

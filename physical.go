@@ -48,6 +48,7 @@ type physical struct {
 	unturned      string // what turn found the session's read-only setting to be
 	statements    statements
 	reply         reply
+	wrapping      *wrapping // nil without Config.WrapConnector
 }
 
 func (p *physical) conn() *pgconn.PgConn { return p.pg.PgConn() }
@@ -409,6 +410,9 @@ func (p *physical) close() {
 			hook(p.pg)
 			return nil
 		})
+	}
+	if p.wrapping != nil {
+		p.wrapping.end()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()

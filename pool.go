@@ -99,6 +99,9 @@ func (s *server) takeOrOpen(ctx context.Context, a access, wait time.Duration) (
 		if usable && p.access != a {
 			usable, err = p.turn(ctx, a)
 		}
+		if usable && err == nil && p.wrapping != nil && p.leases > 0 {
+			usable = p.wrapping.reset(ctx)
+		}
 		if usable && err == nil {
 			usable, err = p.prepareForLease(ctx)
 		}
@@ -256,7 +259,8 @@ func (s *server) giveBack(p *physical) {
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
 func (s *server) reusable(p *physical) bool {
-	if p.unfit || p.superseded() || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() {
+	if p.unfit || p.superseded() || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(time.Now) || p.promoted() ||
+		p.wrapping != nil && !p.wrapping.valid() {
 		return false
 	}
 	hook := s.config.AfterRelease

@@ -26,8 +26,9 @@ type server struct {
 	config *pgxpool.Config
 
 	connector *Connector
-	index     int // among the replicas
-	hosts     int // that its configuration lists
+	wrapper   driver.Connector // what Config.WrapConnector made of the server's; nil: none
+	index     int              // among the replicas
+	hosts     int              // that its configuration lists
 	survey    survey
 	stats     serverStats
 	health    health
@@ -92,8 +93,8 @@ func (s *server) replica() bool { return s.stats.role == roleReplica }
 // primaryRetryMax bounds the pause between two probes of the primary: writes wait for it.
 const primaryRetryMax = time.Second
 
-// open connects, learns who answers, and runs AfterConnect.
-func (s *server) open(ctx context.Context, a access, probe bool) (*physical, error) {
+// openRaw connects, learns who answers, and runs AfterConnect.
+func (s *server) openRaw(ctx context.Context, a access, probe bool) (*physical, error) {
 	s.mu.Lock()
 	parameter := a == readOnly && !s.refused
 	s.mu.Unlock()

@@ -68,6 +68,39 @@ var wrappers = []wrapper{
 		}
 		return sql.OpenDB(c), nil
 	}},
+	{name: "WithSqlmwAroundEachServer", open: func(driverName, dsn string) (*sql.DB, error) {
+		return aroundServers(driverName, dsn, func(_ pgsplit.Server, d driver.Driver) driver.Driver {
+			return sqlmw.Driver(d, sqlmw.NullInterceptor{})
+		})
+	}},
+	{name: "WithXSAMOtelsqlAroundEachServer", otherwise: true, open: func(driverName, dsn string) (*sql.DB, error) {
+		return aroundServers(driverName, dsn, func(_ pgsplit.Server, d driver.Driver) driver.Driver {
+			return xsam.WrapDriver(d, xsam.WithTracerProvider(tracing))
+		})
+	}},
+}
+
+// aroundServers has wrap wrap the physical connections of each server; pgx's own driver has no others.
+func aroundServers(driverName, dsn string, wrap func(pgsplit.Server, driver.Driver) driver.Driver) (*sql.DB, error) {
+	if driverName == "pgx" {
+		c, err := wrap(pgsplit.Server{}, stdlib.GetDefaultDriver()).(driver.DriverContext).OpenConnector(dsn)
+		if err != nil {
+			return nil, err
+		}
+		return sql.OpenDB(c), nil
+	}
+	config, err := pgsplit.ParseDSN(dsn)
+	if err != nil {
+		return nil, err
+	}
+	config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+		c, err := wrap(s, inner.Driver()).(driver.DriverContext).OpenConnector("")
+		if err != nil {
+			return nil
+		}
+		return c
+	}
+	return pgsplit.OpenDB(config)
 }
 
 // tracing records every span, so that the wrappers do all that they can do, and keeps none.
