@@ -85,6 +85,8 @@ func (s ServerHealth) MarshalJSON() ([]byte, error) {
 //
 // A look tells the driver what a probe would: a server that lets it in is readmitted, one that refuses it or is gone gets no
 // requests. One that does not answer in time is probed. That ctx ends is held against nobody. Nothing is written.
+// Each server has to have room for one connection more than the program's own: one without room is "refusing", and usable as
+// long as the program has connections to it.
 func (c *Connector) Health(ctx context.Context) Health {
 	primary := c.primary.look(nil)
 	looks := []*look{primary}

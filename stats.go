@@ -83,7 +83,7 @@ type ServerStats struct {
 
 	// Errors counts what went wrong, by class. All classes are there:
 	//
-	//	connect    no connection could be made, probes included, for a reason that is none of the others
+	//	connect    no connection could be made, probes and looks of Health included, for a reason that is none of the others
 	//	lost       the connection was lost under a statement
 	//	timeout    no connection, proof of a floor or reply within replica_timeout
 	//	busy       all of pool_max_conns stayed in use for as long as the caller could wait
