@@ -152,7 +152,7 @@ func (d *diagnosis) roles(s *server) {
 			"Name the primary's address, or all hosts in one URI: postgres://a,b/db finds the primary among them.")
 	case s.Role == rolePrimary && len(primaries) > 1:
 		d.add(severityError, "two-primaries", strings.Join(primaries, ", "),
-			"Both accept writes: a failover left the old primary running, or the addresses belong to different clusters.",
+			"Both accept writes: a failover left the old primary running. The driver uses the higher timeline; others may not.",
 			"Stop the one with the lower timeline before more is written there.")
 	case s.Role == roleReplica && len(primaries) > 0:
 		d.add(severityError, "replica-is-primary", strings.Join(primaries, ", "),

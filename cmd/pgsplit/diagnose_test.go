@@ -160,7 +160,13 @@ func TestThePrimaryIsLookedForAmongItsHosts(t *testing.T) {
 			t.Errorf("%s: %v", attrs, got)
 		}
 	}
-	s.Hosts, s.Attrs = s.Hosts[1:], "prefer-standby"
+	newer := found(rolePrimary, "c")
+	newer.Timeline++
+	s.Hosts, s.Attrs = append(s.Hosts, at("c:1", newer)), "primary"
+	if got := s.used(); len(got) != 1 || got[0] != newer {
+		t.Errorf("of two primaries: %v", got)
+	}
+	s.Hosts, s.Attrs = s.Hosts[1:2], "prefer-standby"
 	if got := s.used(); len(got) != 1 || got[0] != primary {
 		t.Errorf("prefer-standby without one: %v", got)
 	}

@@ -373,7 +373,12 @@ func (s *server) usedHost() *host {
 
 // accepts tells whether target_session_attrs lets the driver use the instance. Its sessions on replicas are read only by
 // themselves, so read-only refuses none.
+//
+// Of several hosts of the primary that take writes the driver uses the one on the highest timeline.
 func (s *server) accepts(i *instance) bool {
+	if s.Role == rolePrimary && !i.standby() && i.Timeline < s.highestTimeline() {
+		return false
+	}
 	switch s.Attrs {
 	case "primary", "read-write":
 		return !i.standby()
@@ -381,4 +386,16 @@ func (s *server) accepts(i *instance) bool {
 		return i.standby()
 	}
 	return true
+}
+
+// highestTimeline is the highest one that an instance of the server writes.
+func (s *server) highestTimeline() (highest uint32) {
+	for _, h := range s.Hosts {
+		for _, i := range h.Instances {
+			if !i.standby() {
+				highest = max(highest, i.Timeline)
+			}
+		}
+	}
+	return highest
 }
