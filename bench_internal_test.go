@@ -46,6 +46,7 @@ func leasing(t testing.TB, c *Connector, ctx context.Context) (once, giveBack fu
 	conn := shell.(*Conn)
 	var way course
 	take := func() {
+		way = course{} // that of a new statement
 		if _, err := conn.take(ctx, hintOf(ctx), work{}, &way); err != nil {
 			panic(err)
 		}
