@@ -21,7 +21,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(patientMain{m}) }
 type patientMain struct{ *testing.M }
 
 func (m patientMain) Run() int {
+	skipExamplesUnderShort()
 	code := m.M.Run()
+	stopExamples()
 	if code == 0 {
 		within(time.Minute, func() bool { return goleak.Find() == nil })
 	}
