@@ -126,6 +126,30 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 		}
 	})
 
+	t.Run("a write is not repeated because it would skip it afterwards", func(t *testing.T) {
+		db := f.open(t, func(m *middleware) {
+			m.exec = func(_ context.Context, _ rawConn, _ string, next execNext) (driver.Result, error) {
+				_, err := next()
+				return nil, errors.Join(err, driver.ErrSkip)
+			}
+			m.query = func(_ context.Context, _ rawConn, _ string, next queryNext) (driver.Rows, error) {
+				if rows, err := next(); err == nil {
+					_ = rows.Close()
+				}
+				return nil, driver.ErrSkip
+			}
+		})
+		if _, err := db.ExecContext(ctx, "insert into notes select count(*) from notes"); err == nil {
+			t.Error("exec: no error")
+		}
+		if err := scanOne(db.QueryContext(ctx, "insert into notes select count(*) from notes returning id")); err == nil {
+			t.Error("query: no error")
+		}
+		if got := f.notes(t); got != "2" {
+			t.Errorf("%s rows, want 2", got)
+		}
+	})
+
 	t.Run("its own bad connection is replaced before anything was sent", func(t *testing.T) {
 		bad := false
 		db := f.open(t, func(m *middleware) {

@@ -47,9 +47,9 @@ func (w *wrapping) leave(err error, rows bool) error {
 		w.close()
 	}
 	switch {
-	case badConn && call.effect:
+	case badConn && call.effect, errors.Is(err, driver.ErrSkip):
 		// sql.DB would run it again.
-		return fmt.Errorf("pgsplit: %s: WrapConnector's connection says %q of a call that was sent", w.p.server, err)
+		return fmt.Errorf("pgsplit: %s: WrapConnector's connection says %q of a call that it has to pass on once", w.p.server, err)
 	case err == nil && !call.ran:
 		return hookError{fmt.Errorf("pgsplit: %s: WrapConnector's connection answered without the one that it wraps", w.p.server)}
 	}
@@ -111,7 +111,7 @@ func (w *wrapping) execOrPrepare(ctx context.Context, query string, args []drive
 		return nil, err
 	}
 	if conn, ok := w.conn.(driver.ExecerContext); ok {
-		if result, err := conn.ExecContext(ctx, query, args); !errors.Is(err, driver.ErrSkip) {
+		if result, err := conn.ExecContext(ctx, query, args); !w.skips(err) {
 			return result, err
 		}
 	}
@@ -150,7 +150,7 @@ func (w *wrapping) queryOrPrepare(ctx context.Context, query string, args []driv
 		return nil, err
 	}
 	if conn, ok := w.conn.(driver.QueryerContext); ok {
-		if rows, err := conn.QueryContext(ctx, query, args); !errors.Is(err, driver.ErrSkip) {
+		if rows, err := conn.QueryContext(ctx, query, args); !w.skips(err) {
 			return rows, err
 		}
 	}
@@ -165,6 +165,9 @@ func (w *wrapping) queryOrPrepare(ctx context.Context, query string, args []driv
 	//lint:ignore SA1019 what there is where the wrapper hides the one with a context
 	return stmt.Query(unnamed(args))
 }
+
+// skips tells whether the wrapper would have the statement prepared. One that it has run already is not run twice.
+func (w *wrapping) skips(err error) bool { return errors.Is(err, driver.ErrSkip) && !w.call.effect }
 
 func unnamed(args []driver.NamedValue) []driver.Value {
 	values := make([]driver.Value, len(args))
