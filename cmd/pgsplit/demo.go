@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"github.com/pgsplit/pgsplit"
@@ -14,31 +15,43 @@ import (
 
 const defaultPause = 400 * time.Millisecond
 
-// demo shows one round after the other until ctx ends.
-func demo(ctx context.Context, out io.Writer, once bool, pause time.Duration) (err error) {
+// demo shows one round after the other until ctx ends, and serves its pages at address meanwhile, unless that is empty.
+func demo(ctx context.Context, out io.Writer, address string, once bool, pause time.Duration) (err error) {
+	var listener net.Listener
+	if address != "" {
+		if listener, err = net.Listen("tcp", address); err != nil {
+			return err
+		}
+		defer listener.Close() // in vain, if the pages have been served
+	}
 	fmt.Fprintln(out, "Starting a primary and two replicas ...")
 	cluster, err := pgsplittest.StartCluster(ctx, pgsplittest.Replicas(2))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cluster.Close()) }()
-	s := &show{out: out, cluster: cluster, pause: pause}
+	s := &show{out: out, cluster: cluster, control: newControl(cluster.Replicas), pause: pause}
 	config, err := pgsplit.ParseDSN(cluster.DSN())
 	if err != nil {
 		return err
 	}
 	for i := range config.Replicas {
-		config.Replicas[i].Name = fmt.Sprintf("replica%d", i+1)
+		config.Replicas[i].Name = replicaName(i)
 	}
-	config.OnDecision = func(_ context.Context, d pgsplit.Decision) { s.last = d }
+	config.OnDecision = func(ctx context.Context, d pgsplit.Decision) {
+		if last, ok := ctx.Value(lastDecision{}).(*pgsplit.Decision); ok {
+			*last = d
+		}
+	}
 	if s.db, err = pgsplit.OpenDB(config); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.db.Close()) }()
-	// One statement runs at a time here, so one connection to each server is enough.
-	s.db.SetMaxOpenConns(1)
-	if _, err := s.db.ExecContext(ctx, "create table messages (id serial primary key, body text)"); err != nil {
-		return err
+	s.db.SetMaxOpenConns(4)
+	for _, table := range []string{"messages", "notes"} {
+		if _, err := s.db.ExecContext(ctx, "create table "+table+" (id serial primary key, body text)"); err != nil {
+			return err
+		}
 	}
 	if err := cluster.CatchUp(ctx); err != nil {
 		return err
@@ -47,17 +60,42 @@ func demo(ctx context.Context, out io.Writer, once bool, pause time.Duration) (e
 	for _, server := range cluster.Servers() {
 		fmt.Fprintf(out, "  %-9s %s\n", server.Name(), server.URI())
 	}
+	if listener != nil {
+		defer s.serve(ctx, listener)()
+		fmt.Fprintf(out, "Take part at http://%s/\n", listener.Addr())
+	}
+	ctx = noting(ctx, &s.last)
 	for {
-		if err := s.round(ctx); err != nil || once {
+		switch err := s.round(ctx); {
+		case errors.Is(err, errHandedOver) && !once:
+			fmt.Fprintln(out, "\nThe page has the replicas now, until Ctrl-C.")
+			<-ctx.Done()
+			return ctx.Err()
+		case errors.Is(err, errHandedOver):
+			return nil
+		case err != nil || once:
 			return err
 		}
 	}
 }
 
+func replicaName(i int) string { return fmt.Sprintf("replica%d", i+1) }
+
+type lastDecision struct{}
+
+// noting is ctx whose statements note the decision about them in last.
+func noting(ctx context.Context, last *pgsplit.Decision) context.Context {
+	return context.WithValue(ctx, lastDecision{}, last)
+}
+
+// errHandedOver ends the show: somebody pauses and resumes replicas by hand.
+var errHandedOver = errors.New("the page has the replicas")
+
 // show is the running demo.
 type show struct {
 	out     io.Writer
 	cluster *pgsplittest.Cluster
+	control *control
 	db      *sql.DB
 	pause   time.Duration
 	last    pgsplit.Decision
@@ -66,21 +104,26 @@ type show struct {
 
 // round plays one act after the other.
 func (s *show) round(ctx context.Context) error {
-	one, two := s.cluster.Replicas[0], s.cluster.Replicas[1]
+	type set = func(context.Context) error
+	pause := func(i int) set { return func(ctx context.Context) error { return s.control.show(ctx, i, true) } }
+	resume := func(i int) set { return func(ctx context.Context) error { return s.control.show(ctx, i, false) } }
 	for _, act := range []struct {
 		title string
-		set   []func(context.Context) error
+		set   []set
 	}{
 		{"Both replicas follow.", nil},
 		{"replica1 stops replaying: a read that must see the last write goes to replica2.",
-			[]func(context.Context) error{one.PauseReplay}},
+			[]set{pause(0)}},
 		{"Both stop: such a read goes to the primary, and one that did not ask for it is stale.",
-			[]func(context.Context) error{two.PauseReplay}},
+			[]set{pause(1)}},
 		{"Both go on: they catch up and serve again.",
-			[]func(context.Context) error{one.ResumeReplay, two.ResumeReplay, s.cluster.CatchUp}},
+			[]set{resume(0), resume(1), s.cluster.CatchUp}},
 	} {
 		for _, set := range act.set {
 			if err := set(ctx); err != nil {
+				if s.control.handedOver() { // a replica that is paused by hand does not catch up
+					return errHandedOver
+				}
 				return err
 			}
 		}
@@ -134,6 +177,8 @@ func (s *show) wait(ctx context.Context) error {
 	select {
 	case <-timer.C:
 		return nil
+	case <-s.control.byHand:
+		return errHandedOver
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -142,11 +187,15 @@ func (s *show) wait(ctx context.Context) error {
 // print shows the statement that was decided last.
 func (s *show) print(statement, sees string) {
 	d := s.last
-	server := d.Server
+	s.row(statement, position(d.Floor), serverName(d), d.Reason.String(), position(d.Position), sees)
+}
+
+// serverName is what the demo calls the server of a decision.
+func serverName(d pgsplit.Decision) string {
 	if d.Role == "primary" {
-		server = d.Role
+		return d.Role
 	}
-	s.row(statement, position(d.Floor), server, d.Reason.String(), position(d.Position), sees)
+	return d.Server
 }
 
 func position(lsn pgsplit.LSN) string {

@@ -23,8 +23,8 @@ var address = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 func allEnded(t *testing.T, out string) {
 	t.Helper()
 	found := address.FindAllString(out, -1)
-	if len(found) != 3 {
-		t.Errorf("the demo names the servers %q", found)
+	if len(found) != 4 {
+		t.Errorf("the demo names three servers and its pages at %q", found)
 	}
 	for _, a := range found {
 		if conn, err := net.Dial("tcp", a); err == nil {

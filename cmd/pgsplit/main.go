@@ -17,13 +17,17 @@ import (
 	"time"
 )
 
-const usage = `usage: pgsplit demo [-once] [-pause duration]
+const usage = `usage: pgsplit demo [-http address] [-once] [-pause duration]
        pgsplit check [-json] [-timeout duration] [DSN]
        pgsplit watch [-interval duration] [-timeout duration] [-once] [-debug-url url] [DSN]
 
 demo starts a PostgreSQL primary with two streaming replicas in a temporary folder and shows,
 statement by statement, which server answers and why, while the replicas are paused and resumed.
-It ends with Ctrl-C and leaves nothing behind.
+On a page whose address it prints, you pause and resume them yourself, write notes and see who
+shows them. It ends with Ctrl-C and leaves nothing behind.
+  -http address       where it serves its pages (default 127.0.0.1:0, any free port); "" for none
+  -once               end after one round
+  -pause duration     between two statements (default 400ms)
 
 check connects to every server of a DSN as the driver does, and says who answers, how far each
 replica is behind, and what is wrong. It changes nothing there. Without a DSN it takes the
@@ -73,6 +77,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 
 func runDemo(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags := newFlags("demo")
+	address := flags.String("http", defaultHTTP, "")
 	once := flags.Bool("once", false, "end after one round")
 	pause := flags.Duration("pause", defaultPause, "between two statements")
 	if rest, status, ok := parse(flags, args, out, errs); !ok {
@@ -80,7 +85,7 @@ func runDemo(ctx context.Context, args []string, out, errs io.Writer) int {
 	} else if len(rest) > 0 {
 		return misused(errs)
 	}
-	if err := demo(ctx, out, *once, *pause); err != nil && ctx.Err() == nil {
+	if err := demo(ctx, out, *address, *once, *pause); err != nil && ctx.Err() == nil {
 		fmt.Fprintln(errs, err)
 		return 1
 	}
