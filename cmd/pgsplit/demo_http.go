@@ -164,8 +164,8 @@ type notesView struct {
 	Server   string
 	Reason   string
 	Because  string
-	Floor    string
-	Position string
+	Floor    string   // empty: none
+	Position string   // that a replica has replayed
 	Notes    []string // the newest first
 	Count    int
 	Written  int
@@ -215,7 +215,12 @@ func (p *pages) notes(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	v.Server, v.Reason, v.Because = serverName(d), d.Reason.String(), because[d.Reason]
-	v.Floor, v.Position = position(d.Floor), position(d.Position)
+	if d.Floor != 0 {
+		v.Floor = d.Floor.String()
+	}
+	if d.Position != 0 {
+		v.Position = d.Position.String()
+	}
 	v.Written = max(v.Written, v.Count)
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
