@@ -100,7 +100,7 @@ func linesOf[N int64 | float64](m metricdata.Metrics, kind string, points []metr
 	for _, p := range points {
 		var attributes []string
 		for _, kv := range p.Attributes.ToSlice() {
-			attributes = append(attributes, string(kv.Key)+"="+kv.Value.Emit())
+			attributes = append(attributes, string(kv.Key)+"="+kv.Value.String())
 		}
 		lines = append(lines, fmt.Sprintf("%s %s[%s] %s %.1f", kind, m.Name, strings.Join(attributes, " "), m.Unit, float64(p.Value)))
 	}
