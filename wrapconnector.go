@@ -111,6 +111,9 @@ func (a *attempt) connect(ctx context.Context) (driver.Conn, error) {
 	a.mu.Lock()
 	a.busy = false
 	over = a.over
+	if err == nil {
+		p.wrapping = &wrapping{p: p, own: true} // before open sees it: the wrapper's Connect may return meanwhile
+	}
 	if !over {
 		a.p, a.err = p, err
 	}
@@ -122,7 +125,6 @@ func (a *attempt) connect(ctx context.Context) (driver.Conn, error) {
 		p.close()
 		return nil, errLateConnect
 	}
-	p.wrapping = &wrapping{p: p, own: true}
 	return &inner{p.wrapping}, nil
 }
 

@@ -388,6 +388,30 @@ func TestAWrapConnectorThatDoesNotConnectIsAClearErrorAndLeaksNothing(t *testing
 			backToRest(t, db)
 		})
 	}
+
+	t.Run("one that gives up while it connects", func(t *testing.T) {
+		plain := open(t, cluster.Primary.URI())
+		var db *sql.DB
+		connected := make(chan error, 1)
+		db = wrapped(t, cluster.Primary.URI(), func(m *middleware) {
+			m.connect = func(ctx context.Context, inner driver.Connector) (driver.Conn, error) {
+				go func() {
+					_, err := inner.Connect(ctx)
+					connected <- err
+				}()
+				eventually(t, "the server let it in", func() bool { return connectorOf(t, db).Stats().Servers[0].Opened > 0 })
+				for range 50 { // until it is about there, or is
+					text(t, ctx, plain, pid)
+				}
+				return nil, errors.New("gave up")
+			}
+		})
+		if _, err := db.ExecContext(ctx, "select 1"); err == nil || !strings.Contains(err.Error(), "gave up") {
+			t.Errorf("error: %v", err)
+		}
+		<-connected
+		backToRest(t, db)
+	})
 }
 
 func TestAWrapConnectorThatGivesNothingIsAnInvalidConfig(t *testing.T) {
