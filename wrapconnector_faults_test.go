@@ -162,14 +162,13 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 			}
 		})
 		before := text(t, ctx, db, pid)
+		since := connectorOf(t, db).Stats().Servers[0].Since
 		bad = true
 		if after := text(t, ctx, db, pid); after == before {
 			t.Error("the bad connection was used again")
 		}
-		for _, s := range connectorOf(t, db).Stats().Servers {
-			if s.State != "healthy" {
-				t.Errorf("%s is %s for what the wrapper said", s.Name, s.State)
-			}
+		if s := connectorOf(t, db).Stats().Servers[0]; s.State != "healthy" || !s.Since.Equal(since) {
+			t.Errorf("the primary was held to be in trouble for what the wrapper said: %s since %s", s.State, s.Since)
 		}
 	})
 
@@ -234,6 +233,16 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 		}
 		if got := f.notes(t); got != "3" {
 			t.Errorf("%s rows, want 3", got)
+		}
+		// On a held connection nobody else would close them.
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		exec(t, ctx, conn, "insert into notes values (4)")
+		if _, err := conn.ExecContext(ctx, "insert into notes values (5)"); !errors.Is(err, driver.ErrBadConn) {
+			t.Errorf("a held connection whose rows nobody can close: %v", err)
 		}
 	})
 
