@@ -56,6 +56,9 @@ func NewConnector(config *Config) (*Connector, error) {
 	if wrap := config.WrapConnector; wrap != nil {
 		for s := range c.servers {
 			if err := s.wrap(wrap); err != nil {
+				for s := range c.servers {
+					s.closeWrapper() // those of the servers before it
+				}
 				return nil, err
 			}
 		}

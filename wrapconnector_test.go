@@ -453,6 +453,26 @@ func TestCloseClosesTheWrapperOfEachServerOnce(t *testing.T) {
 	}
 }
 
+func TestAWrapperIsClosedWhereThoseOfOtherServersFail(t *testing.T) {
+	config, err := pgsplit.ParseDSN("postgres://u@192.0.2.1/d?replica=192.0.2.2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var closed journal
+	config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+		if s.Role == "replica" {
+			return nil
+		}
+		return closing{inner, &closed}
+	}
+	if _, err := pgsplit.NewConnector(config); !errors.Is(err, pgsplit.ErrConfig) {
+		t.Errorf("error: %v", err)
+	}
+	if n := closed.count("closed"); n != 1 {
+		t.Errorf("the primary's was closed %d times, want 1", n)
+	}
+}
+
 func TestAServerThatRefusesIsJudgedByItsOwnErrorWhateverTheWrapperSays(t *testing.T) {
 	ctx := patient(t)
 	db := wrapped(t, "postgres://u@127.0.0.1:1/d", func(m *middleware) {
