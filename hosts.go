@@ -87,7 +87,8 @@ func eachHost(config *pgx.ConnConfig) (hosts []*pgconn.Config) {
 		host := config.Config.Copy()
 		host.Host, host.Port, host.TLSConfig, host.Fallbacks = try.Host, try.Port, try.TLSConfig, nil
 		host.RuntimeParams["application_name"] = probeName
-		host.ValidateConnect, host.AfterConnect = nil, nil
+		// Notices are for the connection that is to be used. Here they would come from several hosts at once.
+		host.ValidateConnect, host.AfterConnect, host.OnNotice = nil, nil, nil
 		hosts = append(hosts, host)
 	}
 	return hosts
