@@ -32,13 +32,13 @@ package debugpage
 
 import (
 	"bytes"
-	"context"
 	"database/sql"
 	"encoding/json"
 	"mime"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pgsplit/pgsplit"
@@ -61,10 +61,32 @@ type handler struct {
 	db      *sql.DB // nil: not told
 	find    func() (*pgsplit.Connector, error)
 	history history
+
+	mu    sync.Mutex
+	found *pgsplit.Connector // guarded by mu
 }
 
 // patience bounds what one request waits for servers, in case replica_timeout is longer.
 const patience = 3 * time.Second
+
+// connector looks for the connector until it is found. Behind a wrapper that takes one of the sql.DB's connections, and the
+// page is for the time when all are in use, too.
+func (h *handler) connector() (*pgsplit.Connector, error) {
+	h.mu.Lock()
+	found := h.found
+	h.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	found, err := h.find()
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.found = found
+	return found, nil
+}
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
@@ -76,20 +98,19 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "GET or HEAD", http.StatusMethodNotAllowed)
 		return
 	}
-	c, err := h.find()
+	c, err := h.connector()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), patience)
-	defer cancel()
+	ctx := r.Context()
 	var body bytes.Buffer
 	contentType := "text/html; charset=utf-8"
 	if wantsJSON(r) {
 		contentType = "application/json"
 		encoder := json.NewEncoder(&body)
 		encoder.SetIndent("", "  ")
-		err = encoder.Encode(h.report(ctx, c, r.FormValue("health") == "1"))
+		err = encoder.Encode(h.report(ctx, c, parameter(r, "health") == "1"))
 	} else {
 		err = page.Execute(&body, h.view(ctx, c, refresh(r)))
 	}
@@ -118,9 +139,12 @@ func atMount(r *http.Request) bool {
 	return stripped || r.URL.Path == "/"+path
 }
 
+// parameter is one of the address. FormValue would read a body as well, even that of a GET, onto the disk if it is long.
+func parameter(r *http.Request, name string) string { return r.URL.Query().Get(name) }
+
 // wantsJSON tells whether JSON was asked for by name, or is what the request would rather have.
 func wantsJSON(r *http.Request) bool {
-	if format := r.FormValue("format"); format != "" {
+	if format := parameter(r, "format"); format != "" {
 		return format == "json"
 	}
 	for _, accepted := range strings.Split(r.Header.Get("Accept"), ",") {
@@ -136,7 +160,7 @@ func wantsJSON(r *http.Request) bool {
 
 // refresh is after how many seconds the page is to be loaded again; 0: not by itself.
 func refresh(r *http.Request) int {
-	seconds, err := strconv.Atoi(r.FormValue("refresh"))
+	seconds, err := strconv.Atoi(parameter(r, "refresh"))
 	if err != nil || seconds < 1 || seconds > 3600 {
 		return 0
 	}

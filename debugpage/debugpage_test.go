@@ -245,6 +245,52 @@ func TestOnlyGetAndHead(t *testing.T) {
 	}
 }
 
+// unread is a body that nobody may wait for, or store.
+type unread struct{ t *testing.T }
+
+func (u unread) Read([]byte) (int, error) {
+	u.t.Error("the body of a GET is read")
+	return 0, io.EOF
+}
+
+func TestTheBodyOfARequestIsNotRead(t *testing.T) {
+	r := httptest.NewRequest(http.MethodGet, "/?format=json", unread{t})
+	r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
+	w := httptest.NewRecorder()
+	debugpage.Handler(openDB(t, unreachable(t))).ServeHTTP(w, r)
+	if got := w.Header().Get("Content-Type"); w.Code != http.StatusOK || got != "application/json" {
+		t.Errorf("%d %s", w.Code, got)
+	}
+}
+
+// around is the connector of a library that goes around this driver.
+type around struct{ driver.Connector }
+
+func (around) Driver() driver.Driver { return nil }
+
+func TestThePageIsThereWhenAllConnectionsOfAWrappedDatabaseAreInUse(t *testing.T) {
+	c, err := pgsplit.NewConnector(unreachable(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := sql.OpenDB(around{c})
+	defer db.Close()
+	defer c.Close()
+	db.SetMaxOpenConns(1)
+	h := debugpage.Handler(db)
+	if w := get(h, "/"); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	conn, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if w := get(h, "/"); w.Code != http.StatusOK {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
 type otherConnector struct{}
 
 func (otherConnector) Connect(context.Context) (driver.Conn, error) { return nil, errors.New("no") }

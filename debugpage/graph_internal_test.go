@@ -109,8 +109,11 @@ func TestALookThatWasGivenUpIsNoSample(t *testing.T) {
 	c.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now()) // as http.TimeoutHandler sets one
+	defer cancel()
 	var h history
 	h.look(ctx, c)
+	h.look(late, c)
 	if n := len(h.since(time.Now())); n != 0 {
 		t.Errorf("%d samples", n)
 	}

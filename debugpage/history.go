@@ -37,9 +37,11 @@ func (h *history) look(ctx context.Context, c *pgsplit.Connector) pgsplit.Health
 		return h.samples[n-1].health
 	}
 	h.mu.Unlock()
-	s := sample{health: c.Health(ctx), reasons: c.Stats().Reasons, at: time.Now()}
-	// One that was given up tells nothing about the servers.
-	if ctx.Err() != context.Canceled {
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	s := sample{health: c.Health(bounded), reasons: c.Stats().Reasons, at: time.Now()}
+	// One that was given up, or had a shorter deadline than ours, tells nothing about the servers.
+	if ctx.Err() == nil {
 		h.add(s)
 	}
 	return s.health
