@@ -342,7 +342,7 @@ func (d *diagnosis) slot(label string, i *instance) {
 		!slices.Contains(d.primary.Slots, i.Slot):
 		d.add(severityError, "slot-missing", label,
 			fmt.Sprintf("It asks for the replication slot %q, which the primary does not have, and receives nothing.", i.Slot),
-			fmt.Sprintf("select pg_create_physical_replication_slot('%s') on the primary.", i.Slot))
+			fmt.Sprintf("select pg_create_physical_replication_slot('%s') on the primary.", strings.ReplaceAll(i.Slot, "'", "''")))
 	case i.Slot != "":
 	case i.HasArchive:
 		d.add(severityNote, "slot-missing", label, "It streams without a replication slot; it has a restore_command to fall back to.", "")

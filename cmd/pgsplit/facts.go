@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -261,11 +262,10 @@ func ask(ctx context.Context, conn *pgx.Conn, sql string) (*fields, error) {
 		}
 		return nil, err
 	}
-	last := results[len(results)-1]
-	if len(last.Rows) != 1 {
+	if len(results) == 0 || len(results[len(results)-1].Rows) != 1 {
 		return nil, errors.New("the server's answer is not one row")
 	}
-	return &fields{last.Rows[0]}, nil
+	return &fields{results[len(results)-1].Rows[0]}, nil
 }
 
 func execute(ctx context.Context, conn *pgx.Conn, sql string) error {
@@ -289,7 +289,7 @@ func (f *fields) text() string {
 	if len(f.values) == 0 {
 		return ""
 	}
-	v := string(f.values[0])
+	v := printable(string(f.values[0]))
 	f.values = f.values[1:]
 	return v
 }
@@ -299,8 +299,27 @@ func (f *fields) number() int64 {
 	return n
 }
 
-// cause says in a few words why a connection failed. pgx's own error names user and database, and every address twice.
+// printable is a text of a server's as one line, without what a terminal would obey.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}
+
+// cause says in a few words why a connection failed.
 func cause(err error) (text, code, detail string) {
+	text, code, detail = causeOf(err)
+	return printable(text), printable(code), printable(detail)
+}
+
+// causeOf goes past pgx's own error, which names user and database, and every address twice.
+func causeOf(err error) (text, code, detail string) {
 	var pgErr *pgconn.PgError
 	var dial interface{ Timeout() bool }
 	var lookup *net.DNSError

@@ -179,7 +179,7 @@ func decisionLine(head string, numbers map[string]float64, format string) string
 	var parts []string
 	for _, reason := range reasons {
 		if numbers[reason] > 0 {
-			parts = append(parts, fmt.Sprintf("%s "+format, reason, numbers[reason]))
+			parts = append(parts, fmt.Sprintf("%s "+format, printable(reason), numbers[reason]))
 		}
 	}
 	if len(parts) == 0 {
