@@ -38,6 +38,7 @@ type server struct {
 	watchAt   atomic.Int64 // when overdue replies are looked for next
 
 	position atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
+	answered atomic.Uint32 // hash of the instance that it was seen of
 	instance atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
 	asked    atomic.Int64  // when the position was seen, in nanoseconds since 1970
 	inUse    atomic.Int32  // leases out
