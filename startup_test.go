@@ -304,6 +304,9 @@ func TestReadsGoOnWhileThePrimaryIsDown(t *testing.T) {
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create table t (id int)")
 	read := current(t, ctx, db)
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
 	stop(t, cluster.Primary)
 	eventually(t, "the loss is seen", func() bool {
 		_, err := db.ExecContext(ctx, "select 1")
