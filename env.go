@@ -20,7 +20,7 @@ import (
 // The replicas, after those that DATABASE_URL itself names:
 //
 //   - DATABASE_RO_URLS, URIs separated by blanks.
-//   - DATABASE_RO_URL, one URI or keywords and values.
+//   - DATABASE_RO_URL, the same, or the keywords and values of one.
 //   - DB_RO_HOST, a list of hosts as for the parameter replica of ParseDSN, which take all else from the primary's fields,
 //     the port too. Beside a DATABASE_URL it is an error: a host does not say what of the URL should hold for it.
 //

@@ -130,7 +130,7 @@ func ExampleWithSession() {
 		log.Fatal(err)
 	}
 
-	next := pgsplit.WithSession(ctx, pgsplit.SessionFromToken(token))
+	next := pgsplit.WithSession(ctx, pgsplit.SessionFromToken(token)) // the caller's next request, anywhere
 	var n int
 	err = db.QueryRowContext(pgsplit.ReadOnly(next), "select count(*) from notes where body = 'in a session'").Scan(&n)
 	fmt.Println(n, err)

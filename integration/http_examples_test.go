@@ -25,6 +25,14 @@ import (
 // Example_netHTTP has one Middleware around everything.
 func Example_netHTTP() {
 	var db *sql.DB // as sql.Open("pgsplit", ..) returned it
+	handler, err := netHTTPNotes(db, []byte("the secret of all processes: 32 bytes"))
+	if err != nil {
+		panic(err)
+	}
+	_ = http.Server{Addr: ":8080", Handler: handler}
+}
+
+func netHTTPNotes(db *sql.DB, key []byte) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /notes", func(w http.ResponseWriter, r *http.Request) {
 		if err := addNote(r.Context(), db); err != nil {
@@ -36,8 +44,12 @@ func Example_netHTTP() {
 	mux.HandleFunc("GET /notes", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, countNotes(r.Context(), db))
 	})
-	handler := httpsession.Middleware(exampleKeyring(), httpsession.ReadOnlyMethods())(mux)
-	_ = http.Server{Addr: ":8080", Handler: handler}
+	keyring, err := pgsplit.NewKeyring(key) // at least 32 random bytes, the same in every process
+	if err != nil {
+		return nil, err
+	}
+	handler := httpsession.Middleware(keyring, httpsession.ReadOnlyMethods())(mux)
+	return handler, nil
 }
 
 // Example_chi has it as one of chi's own middlewares; another one inside changes the rules of one group of routes.
@@ -176,11 +188,14 @@ func notesDB(t *testing.T) (context.Context, *sql.DB) {
 
 func TestAPostIsSeenAfterItsRedirectInEachFramework(t *testing.T) {
 	_, db := notesDB(t)
+	netHTTP, err := netHTTPNotes(db, make([]byte, 32))
+	must(t, err)
 	notes := 0
 	for name, handler := range map[string]http.Handler{
-		"chi":  chiNotes(db, exampleKeyring()),
-		"gin":  ginNotes(db, exampleKeyring()),
-		"echo": echoNotes(db, exampleKeyring()),
+		"net/http": netHTTP,
+		"chi":      chiNotes(db, exampleKeyring()),
+		"gin":      ginNotes(db, exampleKeyring()),
+		"echo":     echoNotes(db, exampleKeyring()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(handler)

@@ -22,4 +22,5 @@ func ExampleRegister() {
 			log.Print(err)
 		}
 	}()
+	// Output:
 }

@@ -17,4 +17,5 @@ func ExampleNewCollector() {
 	}
 	prometheus.MustRegister(prommetrics.NewCollector(db, prommetrics.WithDB("shop")))
 	// Serve promhttp.Handler() at /metrics.
+	// Output:
 }
