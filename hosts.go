@@ -2,6 +2,7 @@ package pgsplit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -11,7 +12,8 @@ import (
 )
 
 // This file finds the primary among several hosts. Of those that take writes it is the one on the highest timeline: the
-// others were put aside by a failover, and do not know.
+// others were put aside by a failover, and do not know. Once the primary's cluster is known, hosts of another one are not it
+// whatever their timeline, and not while it is away either.
 
 // survey is what the hosts of a primary were last found to be. It is made before the first connection, and anew after
 // each loss.
@@ -63,7 +65,10 @@ func (s *server) askHosts(ctx context.Context, config *pgx.ConnConfig) (highest 
 					return err
 				}
 				defer conn.Close(ctx)
-				timeline, err = writtenTimeline(ctx, conn)
+				system, written, err := s.writtenTimeline(ctx, conn)
+				if s.ofCluster(system) {
+					timeline = written
+				}
 				return err
 			})
 		}()
@@ -94,22 +99,34 @@ func eachHost(config *pgx.ConnConfig) (hosts []*pgconn.Config) {
 	return hosts
 }
 
-// writtenTimeline is the timeline that the server writes; zero if it writes none, or does not tell.
-func writtenTimeline(ctx context.Context, conn *pgconn.PgConn) (uint32, error) {
-	results, err := conn.Exec(ctx, "select "+timelineExpression+" where not pg_catalog.pg_is_in_recovery()").ReadAll()
+// writtenTimeline is the cluster and the timeline that the server writes; zero if it writes none, or does not tell.
+func (s *server) writtenTimeline(ctx context.Context, conn *pgconn.PgConn) (system uint64, timeline uint32, err error) {
+	results, err := conn.Exec(ctx, "select (select system_identifier from pg_catalog.pg_control_system()), "+
+		timelineExpression+" where not pg_catalog.pg_is_in_recovery()").ReadAll()
 	if err != nil || len(results) != 1 || len(results[0].Rows) != 1 {
-		return 0, err
+		return 0, 0, err
 	}
-	timeline, err := strconv.ParseUint(string(results[0].Rows[0][0]), 10, 32)
+	row := fields{values: results[0].Rows[0]}
+	system, _ = strconv.ParseUint(row.text(), 10, 64)
+	written, err := strconv.ParseUint(row.text(), 10, 32)
 	if err != nil {
-		return 0, nil
+		return system, 0, nil
 	}
-	return uint32(timeline), nil
+	return system, uint32(written), nil
 }
 
-// notBelow has the next of several hosts tried where one follows an earlier timeline than the primary did already.
-func notBelow(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
-	if seen == 0 {
+// ofCluster tells whether the system identifier is that of the primary's cluster, as far as either is known.
+func (s *server) ofCluster(system uint64) bool {
+	known := s.connector.system.Load()
+	return known == 0 || system == 0 || system == known
+}
+
+var errOtherCluster = errors.New("it belongs to another cluster than the primary did so far")
+
+// isPrimary has the next of several hosts tried where one follows an earlier timeline than the primary did already, or
+// belongs to another cluster.
+func (s *server) isPrimary(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
+	if seen == 0 && s.connector.system.Load() == 0 {
 		return check
 	}
 	return func(ctx context.Context, conn *pgconn.PgConn) error {
@@ -118,10 +135,14 @@ func notBelow(seen uint32, check pgconn.ValidateConnectFunc) pgconn.ValidateConn
 				return err
 			}
 		}
-		timeline, err := writtenTimeline(ctx, conn)
-		if err == nil && timeline != 0 && timeline < seen {
-			err = fmt.Errorf("it follows timeline %d: %w", timeline, errPutAside)
+		switch system, timeline, err := s.writtenTimeline(ctx, conn); {
+		case err != nil:
+			return err
+		case !s.ofCluster(system):
+			return errOtherCluster
+		case timeline != 0 && timeline < seen:
+			return fmt.Errorf("it follows timeline %d: %w", timeline, errPutAside)
 		}
-		return err
+		return nil
 	}
 }

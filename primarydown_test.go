@@ -365,6 +365,37 @@ func TestOfSeveralHostsThatTakeWritesTheHighestTimelineIsThePrimary(t *testing.T
 	want(t, ctx, open(t, severalHosts(cluster, old, heir)), whichServer, "primary")
 }
 
+// A host of another cluster may be on whichever timeline.
+func TestAHostOfAnotherClusterDoesNotTakeOver(t *testing.T) {
+	ours := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	ctx := patient(t)
+	// With a cache of its own it is not made from the same template.
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	foreign := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	db := open(t, severalHosts(ours, foreign.Replicas[0], ours.Primary))
+	want(t, ctx, db, whichServer, "primary")
+	promoted(t, ctx, foreign)
+	anew := func() {
+		db.SetMaxIdleConns(0) // the next one on a new connection
+		db.SetMaxIdleConns(2)
+	}
+	anew()
+	want(t, ctx, db, whichServer, "primary")
+	stop(t, ours.Primary)
+	eventually(t, "the loss is seen", func() bool {
+		_, err := db.ExecContext(ctx, "create table lost ()") // which no other cluster may get
+		return pgsplit.IsNoPrimary(err)
+	})
+	start(t, ours.Primary)
+	eventually(t, "the primary is back", func() bool { return db.PingContext(ctx) == nil })
+	anew()
+	want(t, ctx, db, whichServer, "primary")
+	if got := onServer(t, ctx, foreign.Replicas[0], "select count(*)::text from pg_class where relname = 'lost'"); got != "0" {
+		t.Error("the other cluster was written to")
+	}
+}
+
 // throughAFront opens a primary, with a table, by an address that can lead to its replica.
 func throughAFront(t *testing.T, ctx context.Context) (*pgsplittest.Cluster, *front, *sql.DB) {
 	t.Helper()

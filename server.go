@@ -191,7 +191,7 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 		}
 	}
 	if !s.replica() && s.hosts > 1 {
-		config.ValidateConnect = notBelow(s.highest(ctx, config), config.ValidateConnect)
+		config.ValidateConnect = s.isPrimary(s.highest(ctx, config), config.ValidateConnect)
 	}
 	var conn driver.Conn
 	err := contained("connect", func() (err error) { // it calls the config's functions and tracers
