@@ -21,6 +21,7 @@ type survey struct {
 	mu       sync.Mutex
 	made     bool   // guarded by mu
 	timeline uint32 // the highest one that a host writes; guarded by mu
+	round    *round // the one under way; guarded by mu
 }
 
 // due has the next connection make the survey anew.
@@ -30,22 +31,61 @@ func (v *survey) due() {
 	v.made = false
 }
 
+// round is one making of the survey, for all who connect meanwhile.
+type round struct {
+	done     chan struct{} // closed once it is over
+	complete bool          // it was not given up; set before done is closed
+}
+
+// join is the round that is under way, or a new one that is the caller's to end. It is nil if none is due.
+func (v *survey) join() (r *round, ours bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.made {
+		return nil, false
+	}
+	if v.round == nil {
+		v.round, ours = &round{done: make(chan struct{})}, true
+	}
+	return v.round, ours
+}
+
+func (v *survey) end(r *round, found uint32, complete bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if found != 0 {
+		v.made, v.timeline = true, max(v.timeline, found)
+	}
+	v.round, r.complete = nil, complete
+	close(r.done)
+}
+
 // highest is the highest timeline that a primary was seen to write, here or among the hosts of the config, which are all
-// asked at the same time if that is due. A host that does not answer within replica_timeout is passed over.
+// asked at the same time if that is due, once for all who connect. A host that does not answer within replica_timeout is
+// passed over.
 func (s *server) highest(ctx context.Context, config *pgx.ConnConfig) uint32 {
 	v := &s.survey
-	v.mu.Lock()
-	made, timeline := v.made, v.timeline
-	v.mu.Unlock()
-	if !made {
-		if found := s.askHosts(ctx, config); found != 0 {
-			v.mu.Lock()
-			v.made, v.timeline = true, max(v.timeline, found)
-			timeline = v.timeline
-			v.mu.Unlock()
+	for ctx.Err() == nil {
+		r, ours := v.join()
+		if r == nil {
+			break
+		}
+		if ours {
+			found := s.askHosts(ctx, config)
+			v.end(r, found, ctx.Err() == nil)
+		}
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			continue
+		}
+		if r.complete {
+			break
 		}
 	}
-	return max(timeline, s.connector.samples.current())
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return max(v.timeline, s.connector.samples.current())
 }
 
 // askHosts asks every host of the config on a connection of its own.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -343,6 +345,19 @@ func TestOfSeveralHostsThatTakeWritesTheHighestTimelineIsThePrimary(t *testing.T
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	old, heir := cluster.Primary, cluster.Replicas[0]
+	t.Run("all who connect at the same time ask once", func(t *testing.T) {
+		db := open(t, "host=127.0.0.1,127.0.0.1 port="+portOf(t, old.Proxy().Addr())+","+portOf(t, heir.Proxy().Addr())+
+			" user=postgres dbname=postgres sslmode=disable")
+		before := heir.Proxy().Accepted()
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() { want(t, ctx, db, whichServer, "primary") })
+		}
+		wg.Wait()
+		if n := heir.Proxy().Accepted() - before; n != 1 {
+			t.Errorf("the other host was asked %d times, want 1", n)
+		}
+	})
 	if cluster.Version() >= 15 {
 		// Each host sends a notice to whom it lets in, and all are asked at once.
 		onServer(t, ctx, old, "update pg_database set datcollversion = 'another' where datname = current_database() returning datname")
@@ -394,6 +409,15 @@ func TestAHostOfAnotherClusterDoesNotTakeOver(t *testing.T) {
 	if got := onServer(t, ctx, foreign.Replicas[0], "select count(*)::text from pg_class where relname = 'lost'"); got != "0" {
 		t.Error("the other cluster was written to")
 	}
+}
+
+func portOf(t testing.TB, address string) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // throughAFront opens a primary, with a table, by an address that can lead to its replica.
