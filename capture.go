@@ -2,6 +2,7 @@ package pgsplit
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -374,12 +375,18 @@ func (c *Conn) endReads() {
 	l.readers = nil
 }
 
-// commitSQL commits and tells, in one message: whether anything was written, and with which synchronous_commit, while
-// that can still be told; then the positions, as a statement after the commit (F1).
-const commitSQL = `select pg_catalog.pg_current_xact_id_if_assigned() is not null, pg_catalog.current_setting('synchronous_commit');
-commit; select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()`
+// What commits and tells, in one message: whether anything was written, and with which synchronous_commit, while that can
+// still be told; then the positions, as a statement after the commit (F1). Where the tag of a statement has told already that
+// the transaction wrote, what is left to ask is answered without a plan, in half the time.
+const (
+	askWhether  = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.pg_current_xact_id_if_assigned() is not null;"
+	askHow      = "show synchronous_commit;"
+	thenCommit  = " commit; select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
+	commitAsked = askWhether + thenCommit
+	commitWrote = askHow + thenCommit
+)
 
-// commitOutcome is what is known after commitSQL.
+// commitOutcome is what is known after the commit.
 type commitOutcome struct {
 	committed  bool // the COMMIT tag has arrived
 	rolledBack bool // the ROLLBACK tag has
@@ -387,11 +394,15 @@ type commitOutcome struct {
 	at         LSN // zero: not told
 }
 
-// commit sends commitSQL. The outcome holds whatever the error is.
+// commit commits the transaction of BeginTx. The outcome holds whatever the error is.
 func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 	var o commitOutcome
 	var async bool
-	results := p.conn().Exec(ctx, commitSQL)
+	text := commitAsked
+	if p.wrote {
+		text = commitWrote
+	}
+	results := p.conn().Exec(ctx, text)
 	for results.NextResult() {
 		result := results.ResultReader().Read()
 		switch tag := result.CommandTag.String(); {
@@ -403,11 +414,33 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 		case o.committed:
 			o.at = p.commitPosition(result, async)
 		case len(result.Rows) == 1:
-			o.wrote = string(result.Rows[0][0]) == "t"
-			async = string(result.Rows[0][1]) == "off"
+			async = string(result.Rows[0][0]) == "off"
+			o.wrote = p.wrote || string(result.Rows[0][1]) == "t"
 		}
 	}
 	return o, results.Close()
+}
+
+// exec runs a statement as pgx's driver for database/sql does. In a transaction it notes what the tag tells: rows were written.
+func (p *physical) exec(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if !p.inTx() || p.wrote {
+		return p.std.ExecContext(ctx, query, args)
+	}
+	if p.closed() {
+		return nil, driver.ErrBadConn
+	}
+	values := make([]any, len(args))
+	for i, arg := range args {
+		values[i] = arg.Value
+	}
+	tag, err := p.pg.Exec(ctx, query, values...)
+	if err != nil && pgconn.SafeToRetry(err) {
+		return nil, driver.ErrBadConn
+	}
+	if err == nil && tag.RowsAffected() > 0 {
+		p.wrote = tag.Insert() || tag.Update() || tag.Delete() || strings.HasPrefix(tag.String(), "MERGE")
+	}
+	return driver.RowsAffected(tag.RowsAffected()), err
 }
 
 // commitPosition is the flush position after a synchronous commit, and the insert position after an asynchronous one,

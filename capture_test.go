@@ -57,6 +57,51 @@ func TestACommitInASessionTakesOneRoundTripHoweverItCommits(t *testing.T) {
 	}
 }
 
+// However a transaction wrote, its commit tells where it ended; one that wrote nothing raises no floor, whatever the one before
+// it on the same connection did.
+func TestACommitTellsWhetherItsTransactionWrote(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	ctx := patient(t)
+	runSQL(t, ctx, cluster, ledgerWithIDs)
+	db := open(t, cluster.ProxyDSN())
+	for _, c := range []struct {
+		run   func(ctx context.Context, tx *sql.Tx)
+		wrote bool
+	}{
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "insert into ledger values (1001)") }, true},
+		{func(ctx context.Context, tx *sql.Tx) {}, false},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "update ledger set id = 1002 where id = 1001") }, true},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "update ledger set id = 3 where id = 1001") }, false},
+		{func(ctx context.Context, tx *sql.Tx) {
+			exec(t, ctx, tx, "merge into ledger using (values (1002)) v (id) on ledger.id = v.id when matched then update set id = 1001")
+		}, true},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "select * from ledger") }, false},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "delete from ledger") }, true},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "delete from ledger") }, false},
+		{func(ctx context.Context, tx *sql.Tx) { text(t, ctx, tx, "insert into ledger values (1004) returning id::text") }, true},
+		{func(ctx context.Context, tx *sql.Tx) { text(t, ctx, tx, "select id::text from ledger") }, false},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "create table other (id int)") }, true},
+		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "set local work_mem = '1MB'") }, false},
+	} {
+		session := pgsplit.NewSession()
+		inSession := pgsplit.WithSession(ctx, session)
+		tx, err := db.BeginTx(inSession, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.run(inSession, tx)
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		before := spoken(cluster)
+		floors := tokenOf(t, ctx, session).Floors
+		wrote := len(floors) == 1 && floors[0].LSN != 0
+		if wrote != c.wrote || spoken(cluster) != before {
+			t.Errorf("floors %v, and %d round trips to know; it wrote: %t", floors, spoken(cluster)-before, c.wrote)
+		}
+	}
+}
+
 // BenchmarkCommit times commits with and without capture at 1 ms of added delay, in turn, each kind as often first as
 // second. The ratio of the medians may be 1.10.
 func BenchmarkCommit(b *testing.B) {

@@ -43,7 +43,7 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
-		result, err = p.std.ExecContext(ctx, query, args)
+		result, err = p.exec(ctx, query, args)
 		return err
 	})
 	return result, err
@@ -127,7 +127,7 @@ func (c *Conn) begin(ctx context.Context, p *physical, opts driver.TxOptions, re
 	opts.ReadOnly = opts.ReadOnly || readOnly
 	t, err = p.std.BeginTx(ctx, opts)
 	if err == nil && !readOnly && !c.lease.standIn {
-		c.lease.inTx = true
+		c.lease.inTx, p.wrote = true, false
 		t = &tx{Tx: t, conn: c, ctx: ctx}
 		err = c.noteWrite(sc)
 	}

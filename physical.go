@@ -45,6 +45,7 @@ type physical struct {
 	leases        int    // how often it was leased
 	checkPrepared bool   // the server holds checkStatement
 	unfit         bool   // not for the next lease: it wrote, and could not
+	wrote         bool   // the transaction of BeginTx is known to have written
 	unturned      string // what turn found the session's read-only setting to be
 	statements    statements
 	reply         reply
