@@ -14,19 +14,30 @@
 //
 // # Words
 //
-// A server is one configured address, the primary or a replica. An instance is one life of one running PostgreSQL: one
-// address can hide several, and a server that restarts begins a new one. A floor is the least position in the
-// write-ahead log, an LSN, that a read must see. CommitLSN gives one that covers every commit that returned before.
+// A server is one configured address: the primary, or a replica. The servers of one database system are a cluster. An
+// instance is one life of one running PostgreSQL: one address can hide several, and a server that restarts begins a new one.
 //
-// A read with a floor runs on a server that is proven to have replayed it: on the very connection that reads, or by a
-// position read earlier from the same instance. Otherwise another replica is tried, then the primary answers.
+// A hint is what a context says, ReadOnly or Primary; the last one wins, and HintFrom tells it. Unless an option says
+// otherwise, only a hint sends a statement to a replica.
+//
+// A floor is the least position in the write-ahead log, an LSN, that a read must see. CommitLSN gives one that covers every
+// commit that returned before, and WithLSN puts it into a context. A read with a floor runs on a server that is proven to
+// have replayed it: on the very connection that reads, or by a position read earlier from the same instance. Otherwise
+// another replica is tried, then the primary answers. What is unknown counts as behind.
+//
+// A session holds the floors of one caller, during a request or a job: under WithSession writes raise them and ReadOnly
+// reads keep them, so a caller sees its own writes and never goes back in time. A token is what travels of it to the
+// caller's next request; a Keyring seals tokens that leave the program. Package httpsession does all of it for HTTP.
+//
+// Each decision has a Reason, the same in Stats, Config.OnDecision and tests.
 //
 // # Connections
 //
 // What sql.DB holds is a shell that connects to nothing by itself. It leases a physical connection of the server that
-// the context asks for when a statement comes, and gives it back when sql.DB takes the shell back. So SetMaxOpenConns(n)
-// means that no server ever has more than n connections with work of the program, and a transaction or a held sql.Conn
-// keeps its server. Rows, results and column types are pgx's own.
+// the context asks for when a statement comes, and gives it back when sql.DB takes the shell back: after the statement, or
+// when the transaction or the sql.Conn ends. So SetMaxOpenConns(n) means that no server ever has more than n connections
+// with work of the program, and a transaction or a held sql.Conn keeps its server. Rows, results and column types are
+// pgx's own, and Raw gives the *pgx.Conn for COPY, LISTEN and batches. FromDB gives the Connector, with Stats and Health.
 package pgsplit
 
 import (
