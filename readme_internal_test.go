@@ -307,9 +307,46 @@ func TestWhatTheReadmeNamesIsThere(t *testing.T) {
 			t.Errorf("there is no %s", name[1])
 		}
 	}
-	for _, name := range regexp.MustCompile("`([\\w/]+\\.(?:go|md))`|\\]\\(([\\w/]+\\.\\w+)\\)").FindAllStringSubmatch(string(text), -1) {
-		if _, err := os.Stat(name[1] + name[2]); err != nil {
+	for _, name := range regexp.MustCompile("`([\\w/]+\\.(?:go|md|json))`").FindAllStringSubmatch(string(text), -1) {
+		if _, err := os.Stat(name[1]); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// Links between the pages lead to files and headings that are there.
+func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
+	found := 0
+	for _, page := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/operations.md", "docs/testing.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^():#]*)(#[^()]+)?\)`).FindAllStringSubmatch(string(text), -1) {
+			found++
+			target := page
+			if link[1] != "" {
+				target = filepath.Join(filepath.Dir(page), link[1])
+			}
+			there, err := os.ReadFile(target)
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+			} else if link[2] != "" && !slices.Contains(anchors(string(there)), link[2]) {
+				t.Errorf("%s: %s has no heading for %s", page, target, link[2])
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("only %d links were found", found)
+	}
+}
+
+// anchors are those of the headings of a page, as GitHub makes them.
+func anchors(text string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		all = append(all, "#"+strings.ReplaceAll(name, " ", "-"))
+	}
+	return all
 }
