@@ -2,8 +2,9 @@ package pgsplit
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
-	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -69,8 +70,21 @@ func (s *server) told(err error) string {
 	if password == "" {
 		return text
 	}
-	for _, form := range []string{password, url.QueryEscape(password), url.PathEscape(password)} {
-		text = strings.ReplaceAll(text, form, "xxxxx")
+	return inAnyForm(password).ReplaceAllLiteralString(strings.ReplaceAll(text, password, "xxxxx"), "xxxxx")
+}
+
+// inAnyForm finds a password as it may stand in a URI, whichever of its characters are escaped, and in a quoted text.
+func inAnyForm(password string) *regexp.Regexp {
+	var b strings.Builder
+	for _, r := range password {
+		b.WriteString(`(?:\\?` + regexp.QuoteMeta(string(r)) + "|")
+		for _, octet := range []byte(string(r)) {
+			fmt.Fprintf(&b, "%%(?i:%02x)", octet)
+		}
+		if r == ' ' {
+			b.WriteString(`|\+`)
+		}
+		b.WriteString(")")
 	}
-	return text
+	return regexp.MustCompile(b.String())
 }

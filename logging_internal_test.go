@@ -38,6 +38,31 @@ func TestAnotherClusterAtThePrimarysAddressIsLogged(t *testing.T) {
 	}
 }
 
+func TestNoFormOfAPasswordIsTold(t *testing.T) {
+	const password = `a b@c/"d'\e`
+	for _, quoted := range []string{
+		password,
+		"postgres://u:a%20b%40c%2F%22d%27%5Ce@h/d", // as net/url writes it
+		"postgres://u:a%20b%40c%2f%22d'%5ce@h/d",
+		"postgres://h/d?password=a+b%40c%2F%22d%27%5Ce",
+		`"a b@c/\"d'\\e"`,
+		`password='a b@c/"d\'\\e'`,
+	} {
+		config, err := ParseDSN("host=192.0.2.1 user=u dbname=d password='a b@c/\"d\\'\\\\e'")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := NewConnector(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.primary.told(fmt.Errorf("no luck with %s", quoted)); strings.Contains(got, "d'") || strings.Contains(got, "b@") ||
+			strings.Contains(got, "b%40") || !strings.Contains(got, "xxxxx") {
+			t.Errorf("%s is told as %s", quoted, got)
+		}
+	}
+}
+
 func TestALoggerThatPanicsEndsNothing(t *testing.T) {
 	config, err := ParseDSN("postgres://u@192.0.2.1/d")
 	if err != nil {
