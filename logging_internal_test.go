@@ -4,10 +4,16 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgsplit/pgsplit/pgsplittest"
 )
@@ -77,6 +83,63 @@ func TestALoggerThatPanicsEndsNothing(t *testing.T) {
 	if state := c.primary.health.state(); state != down {
 		t.Errorf("it is %s", state)
 	}
+}
+
+func TestALoggerOrHookThatEndsItsGoroutineLeavesNothingCountedAndNobodyWaiting(t *testing.T) {
+	config, err := ParseDSN("postgres://u@192.0.2.1/d?pool_min_conns=1&pool_max_conns=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls atomic.Int32
+	config.Logger = slog.New(leaves{})
+	config.Primary.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if calls.Add(1) == 1 {
+			runtime.Goexit()
+		}
+		return errors.New("not now")
+	}
+	c, err := NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := sql.OpenDB(c)
+	defer db.Close()
+	shell, err := c.Connect(t.Context()) // it fills the pool in the background
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := c.primary
+	rest := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.total == 0 && s.filling == nil && len(s.slots) == 0
+	}
+	deadline := time.Now().Add(time.Minute)
+	for calls.Load() == 0 || !rest() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections are counted, %d slots taken", s.total, len(s.slots))
+		}
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s.happened(letIn, nil)
+	if _, err := shell.(*Conn).ExecContext(ctx, "select 1", nil); err == nil || ctx.Err() != nil {
+		t.Errorf("error: %v", err)
+	}
+	_ = shell.Close()
+}
+
+// leaves is a slog.Handler that fails the test which it belongs to, when a server is worse than before.
+type leaves struct{ slog.Handler }
+
+func (leaves) Enabled(context.Context, slog.Level) bool { return true }
+
+func (leaves) Handle(_ context.Context, r slog.Record) error {
+	if r.Level > slog.LevelInfo {
+		runtime.Goexit()
+	}
+	return nil
 }
 
 // panics is a slog.Handler of the worst kind.

@@ -47,13 +47,15 @@ func (s *server) finish(ctx context.Context, o *opening) {
 		}
 		orphan := !o.claimed
 		s.mu.Unlock()
+		defer func() { // a Logger may end the goroutine as well
+			if orphan && o.err == nil {
+				s.keep(o.p)
+			}
+			close(o.done)
+		}()
 		if !errors.Is(o.err, context.Canceled) { // which only comes from ourselves
 			s.connected(o.err)
 		}
-		if orphan && o.err == nil {
-			s.keep(o.p)
-		}
-		close(o.done)
 	}()
 	o.p, o.err = s.open(ctx, o.access, false)
 }

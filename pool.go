@@ -470,31 +470,47 @@ func (s *server) wanting() bool {
 }
 
 func (s *server) openMinimum(ctx context.Context, f *filling) {
-	defer f.cancel()
+	defer func() {
+		f.cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.filling == f {
+			s.filling = nil
+		}
+	}()
 	for {
 		s.mu.Lock()
 		// pool_max_conns bounds these as well; where all of it is leased the minimum is there.
 		if !s.wanting() || ctx.Err() != nil || !s.trySlot() {
 			if s.filling == f {
-				s.filling = nil
+				s.filling = nil // under the same lock, so that whoever wants more begins anew
 			}
 			s.mu.Unlock()
 			return
 		}
 		s.total++
 		s.mu.Unlock()
-		p, err := s.open(ctx, s.usualAccess(), false)
-		if !errors.Is(err, context.Canceled) {
-			s.connected(err)
-		}
+		s.openSpare(ctx, f)
+	}
+}
+
+// openSpare opens one connection, for which total and a slot are reserved. A hook may end the goroutine.
+func (s *server) openSpare(ctx context.Context, f *filling) {
+	var p *physical
+	err := error(errHookLeft)
+	defer func() {
+		defer s.freeSlot()
 		if err != nil {
 			s.forget()
 			f.cancel() // the next shell or sweep tries again
 		} else {
 			s.keep(p)
 		}
-		s.freeSlot()
-	}
+		if !errors.Is(err, context.Canceled) {
+			s.connected(err)
+		}
+	}()
+	p, err = s.open(ctx, s.usualAccess(), false)
 }
 
 // trySlot takes a slot if one is free.
