@@ -78,7 +78,9 @@ func TestACommitTellsWhetherItsTransactionWrote(t *testing.T) {
 		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "select * from ledger") }, false},
 		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "delete from ledger") }, true},
 		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "delete from ledger") }, false},
-		{func(ctx context.Context, tx *sql.Tx) { text(t, ctx, tx, "insert into ledger values (1004) returning id::text") }, true},
+		{func(ctx context.Context, tx *sql.Tx) {
+			text(t, ctx, tx, "insert into ledger values (1004) returning id::text")
+		}, true},
 		{func(ctx context.Context, tx *sql.Tx) { text(t, ctx, tx, "select id::text from ledger") }, false},
 		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "create table other (id int)") }, true},
 		{func(ctx context.Context, tx *sql.Tx) { exec(t, ctx, tx, "set local work_mem = '1MB'") }, false},
