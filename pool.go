@@ -275,9 +275,10 @@ func (s *server) reusable(p *physical) bool {
 	return keep
 }
 
-// superseded tells whether a primary has been put aside by a failover since the connection was opened.
+// superseded tells whether a primary has been put aside, by a failover or for another cluster, since the connection was opened.
 func (p *physical) superseded() bool {
-	return !p.server.replica() && !p.id.inRecovery && p.id.timeline != 0 && p.id.timeline < p.server.connector.samples.current()
+	return !p.server.replica() && !p.id.inRecovery &&
+		(p.id.timeline != 0 && p.id.timeline < p.server.connector.samples.current() || !p.server.ofCluster(p.id.system))
 }
 
 // promoted tells whether the primary's server was a standby when the connection learnt who it is, and says now that it is

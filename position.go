@@ -62,24 +62,27 @@ const lagBytesSample = time.Second
 type samples struct {
 	timeline atomic.Uint32 // that of the primary, the highest one seen; written under mu
 
-	mu   sync.Mutex
-	ring [64]sample // guarded by mu
-	last int        // index of the newest; guarded by mu
+	mu     sync.Mutex
+	system uint64     // whose timeline it is; guarded by mu
+	ring   [64]sample // guarded by mu
+	last   int        // index of the newest; guarded by mu
 }
 
 // current is the highest timeline of a primary that was met.
 func (s *samples) current() uint32 { return s.timeline.Load() }
 
-// follow forgets the samples of timelines that have ended: a failover has put their primary aside. It tells which timeline
-// was the highest before.
-func (s *samples) follow(timeline uint32) (before uint32) {
+// follow forgets the samples of timelines that have ended: a failover has put their primary aside. Those of another cluster
+// say nothing of this one: a program may outlive an upgrade that moves its address to a new cluster. It tells which timeline was
+// the highest before.
+func (s *samples) follow(system uint64, timeline uint32) (before uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before = s.timeline.Load()
-	if timeline > before {
+	if timeline > before || s.system != 0 && system != s.system {
 		s.timeline.Store(timeline)
 		s.ring = [len(s.ring)]sample{}
 	}
+	s.system = system
 	return before
 }
 

@@ -459,6 +459,30 @@ func TestAPrimaryBelowATimelineAlreadySeenIsNoPrimary(t *testing.T) {
 	}
 }
 
+// As after an upgrade: the new cluster begins with a timeline below the old one's.
+func TestTheAddressOfAPrimaryMayMoveToANewCluster(t *testing.T) {
+	ctx := patient(t)
+	cluster, f, db := throughAFront(t, ctx)
+	promoted(t, ctx, cluster)
+	f.leadsTo(cluster.Replicas[0])
+	eventually(t, "the new primary is used", func() bool { _, err := db.ExecContext(ctx, "insert into t values (1)"); return err == nil })
+	before := pgsplit.NewSession()
+	exec(t, pgsplit.WithSession(ctx, before), db, "insert into t values (2)")
+	kept := tokenOf(t, ctx, before)
+	// With a cache of its own it is not made from the same template.
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	upgraded := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	f.leadsTo(upgraded.Primary)
+	f.drop()
+	eventually(t, "the new cluster is used", func() bool { _, err := db.ExecContext(ctx, "create table u (id int)"); return err == nil })
+	for _, session := range []*pgsplit.Session{pgsplit.NewSession(), pgsplit.SessionFromToken(kept), before} {
+		inSession := pgsplit.WithSession(ctx, session)
+		exec(t, inSession, db, "truncate u; insert into u values (1)")
+		want(t, pgsplit.ReadOnly(inSession), db, "select count(*)::text from u", "1")
+	}
+}
+
 // A connection to the old primary that was at hand when the new one was met is of no more use.
 func TestAConnectionToTheOldPrimaryIsNotUsedOnceTheNewOneIsKnown(t *testing.T) {
 	ctx := patient(t)

@@ -139,12 +139,12 @@ func (p *physical) introduce(ctx context.Context) error {
 	// A primary that does not answer the question still serves what asks for no floor.
 	if err == nil {
 		p.id = id
-		if !id.inRecovery && !p.server.replica() && id.timeline != 0 && id.timeline < p.server.connector.samples.current() {
+		if p.superseded() && p.server.ofCluster(id.system) {
 			return fmt.Errorf("it follows timeline %d: %w", id.timeline, errPutAside)
 		}
 		if !id.inRecovery && !p.server.replica() && id.system != 0 {
 			p.server.logCluster(p.server.connector.system.Swap(id.system), id.system)
-			p.server.logTimeline(p.server.connector.samples.follow(id.timeline), id.timeline)
+			p.server.logTimeline(p.server.connector.samples.follow(id.system, id.timeline), id.timeline)
 		}
 		var fresh bool
 		p.inst, fresh = p.server.connector.instances.join(p.server.connector.lifeOf(p.server, id))
