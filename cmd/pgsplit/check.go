@@ -59,7 +59,10 @@ func check(ctx context.Context, out io.Writer, dsn []string, asJSON bool, timeou
 // unusable is the finding of a DSN that means nothing. The error quotes nothing of it.
 func unusable(err error) finding {
 	message := strings.TrimPrefix(err.Error(), pgsplit.ErrConfig.Error()+": ")
-	f := finding{Name: "unusable-dsn", Severity: severityError, Message: message + ".",
+	if !strings.HasSuffix(message, "?") { // as in "did you mean .."
+		message += "."
+	}
+	f := finding{Name: "unusable-dsn", Severity: severityError, Message: message,
 		Remedy: "The DSN is described at ParseDSN, the environment at ConfigFromEnv."}
 	if strings.Contains(f.Message, "target_session_attrs") {
 		f.Name = "target-session-attrs-inherited"

@@ -281,14 +281,26 @@ func TestCheckTakesTheEnvironmentWithoutADSN(t *testing.T) {
 	}
 	t.Setenv("DATABASE_URL", "postgres://u:"+secret+"@127.0.0.1:1/x")
 	t.Setenv("DATABASE_RO_URL", "postgres://127.0.0.1:2/?name=env")
-	var out, errs bytes.Buffer
-	if status := run(t.Context(), []string{"check", "-json"}, &out, &errs); status != statusErrors {
-		t.Errorf("exit status %d: %s", status, errs.String())
+	for _, blank := range [][]string{nil, {""}, {"", ""}} {
+		var out, errs bytes.Buffer
+		if status := run(t.Context(), append([]string{"check", "-json"}, blank...), &out, &errs); status != statusErrors {
+			t.Errorf("%q: exit status %d: %s", blank, status, errs.String())
+		}
+		if !strings.Contains(out.String(), `"server": "env"`) {
+			t.Errorf("%q: no replica of the environment in\n%s", blank, out.String())
+		}
+		noSecret(t, out.String()+errs.String())
 	}
-	if !strings.Contains(out.String(), `"server": "env"`) {
-		t.Errorf("no replica of the environment in\n%s", out.String())
+}
+
+func TestAnUnusableDSNEndsInOneMark(t *testing.T) {
+	for parameter, want := range map[string]string{"replica_maxlag=1s": "replica_max_lag?\n", "replica_max_lag=1": ".\n"} {
+		var out bytes.Buffer
+		run(t.Context(), []string{"check", "postgres://127.0.0.1:1/x?" + parameter}, &out, io.Discard)
+		if text := out.String(); !strings.Contains(text, want) || strings.Contains(text, "?.") {
+			t.Errorf("%s: no %q in\n%s", parameter, want, text)
+		}
 	}
-	noSecret(t, out.String()+errs.String())
 }
 
 func TestNoPasswordIsPrintedWhateverIsWrongWithTheArguments(t *testing.T) {

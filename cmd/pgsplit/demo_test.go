@@ -82,11 +82,25 @@ func TestTheDemoEndsCleanOnCtrlC(t *testing.T) {
 	allEnded(t, out.String())
 }
 
-func TestAWrongCommandLineShowsTheUsage(t *testing.T) {
-	for _, args := range [][]string{nil, {"dmo"}, {"demo", "-twice"}, {"demo", "now"}, {"demo", "-pause", "soon"}} {
+func TestAWrongCommandLineShowsTheUsageAndWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		why  string
+	}{
+		{nil, "takes a command"},
+		{[]string{"dmo"}, "no such command"},
+		{[]string{"demo", "-twice"}, "demo has no such flag"},
+		{[]string{"demo", "now"}, "demo takes flags and nothing else"},
+		{[]string{"demo", "-pause", "soon"}, "takes another value"},
+		{[]string{"check", "-timeout", "0s"}, "check's -timeout"},
+		{[]string{"watch", "-interval", "0s"}, "watch's -interval"},
+	} {
 		var errs bytes.Buffer
-		if code := run(context.Background(), args, io.Discard, &errs); code != 2 || !strings.Contains(errs.String(), "usage: pgsplit") {
-			t.Errorf("%q: exit status %d, %s", args, code, errs.String())
+		code := run(context.Background(), c.args, io.Discard, &errs)
+		text := strings.TrimSpace(errs.String())
+		last := text[strings.LastIndex(text, "\n")+1:]
+		if code != 2 || !strings.HasPrefix(text, "usage: pgsplit") || !strings.HasPrefix(last, "pgsplit: ") || !strings.Contains(last, c.why) {
+			t.Errorf("%q: exit status %d, %s", c.args, code, errs.String())
 		}
 	}
 }

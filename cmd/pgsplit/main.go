@@ -59,7 +59,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	if len(args) == 0 {
-		return misused(errs)
+		return misused(errs, "it takes a command")
 	}
 	switch args[0] {
 	case "demo":
@@ -72,7 +72,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 		fmt.Fprint(out, usage)
 		return 0
 	}
-	return misused(errs)
+	return misused(errs, "there is no such command")
 }
 
 func runDemo(ctx context.Context, args []string, out, errs io.Writer) int {
@@ -83,7 +83,7 @@ func runDemo(ctx context.Context, args []string, out, errs io.Writer) int {
 	if rest, status, ok := parse(flags, args, out, errs); !ok {
 		return status
 	} else if len(rest) > 0 {
-		return misused(errs)
+		return misused(errs, "demo takes flags and nothing else")
 	}
 	if err := demo(ctx, out, *address, *once, *pause); err != nil && ctx.Err() == nil {
 		fmt.Fprintln(errs, err)
@@ -101,7 +101,7 @@ func runCheck(ctx context.Context, args []string, out, errs io.Writer) int {
 		return status
 	}
 	if *timeout <= 0 {
-		return misused(errs)
+		return misused(errs, "check's -timeout must be above 0")
 	}
 	return check(ctx, out, dsn, *asJSON, *timeout)
 }
@@ -117,7 +117,7 @@ func runWatch(ctx context.Context, args []string, out, errs io.Writer) int {
 		return status
 	}
 	if *interval <= 0 || *timeout <= 0 {
-		return misused(errs)
+		return misused(errs, "watch's -interval and -timeout must be above 0")
 	}
 	config, err := configOf(dsn)
 	if err != nil {
@@ -145,7 +145,7 @@ func parse(flags *flag.FlagSet, args []string, out, errs io.Writer) (rest []stri
 			fmt.Fprint(out, usage)
 			return nil, 0, false
 		case err != nil:
-			return nil, misused(errs), false
+			return nil, misused(errs, flags.Name()+" has no such flag, or the flag takes another value"), false
 		case flags.NArg() == 0:
 			return rest, 0, true
 		}
@@ -154,7 +154,8 @@ func parse(flags *flag.FlagSet, args []string, out, errs io.Writer) (rest []stri
 	}
 }
 
-func misused(errs io.Writer) int {
-	fmt.Fprint(errs, usage)
+// misused says last what is wrong, where a terminal shows it. It quotes no argument: one can hold a password.
+func misused(errs io.Writer, why string) int {
+	fmt.Fprintf(errs, "%s\npgsplit: %s\n", usage, why)
 	return 2
 }

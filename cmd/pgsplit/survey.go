@@ -322,10 +322,11 @@ func closeConn(conn *pgx.Conn) {
 	_ = conn.Close(ctx) // it is gone either way
 }
 
-// configOf parses the DSN, or the environment where there is none.
+// configOf parses the DSN, or the environment where there is none: variables of the shell that are not set lead there too,
+// and not to a server on this machine.
 func configOf(args []string) (*pgsplit.Config, error) {
 	dsn := strings.Join(args, " ")
-	if dsn == "" {
+	if strings.TrimSpace(dsn) == "" {
 		return pgsplit.ConfigFromEnv("")
 	}
 	return pgsplit.ParseDSN(dsn)
