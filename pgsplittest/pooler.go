@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// A PoolerMode is a way in which connection poolers differ from servers (F8, F23).
+// A PoolerMode is a way in which connection poolers differ from servers.
 type PoolerMode int32
 
 const (

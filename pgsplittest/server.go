@@ -462,7 +462,7 @@ func (s *Server) thaw(p *process) error {
 }
 
 // KillBackend ends one of the server's backends, which it opens for this, with SIGKILL. The postmaster then ends all
-// others and recovers from WAL: F7, the same postmaster at the same address with possibly older data. It returns when
+// others and recovers from WAL: the same postmaster at the same address, with possibly older data. It returns when
 // the server accepts connections again.
 func (s *Server) KillBackend(ctx context.Context) error {
 	ctx, cancel := bounded(ctx)
@@ -673,8 +673,8 @@ func (s *Server) Position(ctx context.Context) (uint64, error) {
 	return uint64(position), nil
 }
 
-// Lag returns how many bytes of WAL the server has yet to replay to be where the cluster's primary is now. F3: at a
-// page boundary an idle replica stays 24 or 40 bytes behind.
+// Lag returns how many bytes of WAL the server has yet to replay to be where the cluster's primary is now. An idle
+// replica stays 24 or 40 bytes behind where the last record ends with a page: they are the next page's header.
 func (s *Server) Lag(ctx context.Context) (bytes uint64, err error) {
 	own, err := s.Position(ctx)
 	if err != nil {
@@ -691,7 +691,7 @@ func (s *Server) Lag(ctx context.Context) (bytes uint64, err error) {
 }
 
 // WaitFor returns when the server has replayed everything up to a position. When a replica makes no progress for
-// 200 ms, the primary is made to send more (F19), so its position rises a little.
+// 200 ms, the primary is made to send more, so its position rises a little.
 func (s *Server) WaitFor(ctx context.Context, lsn uint64) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
