@@ -239,8 +239,8 @@ var commands = map[string]command{
 	"go install github.com/pgsplit/pgsplit/cmd/pgsplit@latest": {
 		"scripts/lint", `  GOBIN=$tmp go install -buildvcs=false ./cmd/pgsplit`, "! grep -q ^replace go.mod",
 	},
-	`pgsplit check "$DATABASE_URL"`: {trial: `pgsplit check "$DATABASE_URL"`},
-	`pgsplit watch "$DATABASE_URL"`: {trial: `pgsplit watch -once "$DATABASE_URL"`},
+	`pgsplit check "$DATABASE_URL" "$DATABASE_RO_URL"`: {trial: `pgsplit check "$DATABASE_URL" "$DATABASE_RO_URL"`},
+	`pgsplit watch "$DATABASE_URL" "$DATABASE_RO_URL"`: {trial: `pgsplit watch -once "$DATABASE_URL" "$DATABASE_RO_URL"`},
 }
 
 // Every command on the pages is run by CI, or here.
@@ -280,7 +280,8 @@ func TestTheCommandsOnThePagesRun(t *testing.T) {
 				}
 			}
 			trial := osexec.Command("sh", "-c", c.trial)
-			trial.Env = append(os.Environ(), "DATABASE_URL="+patiently(cluster), "PATH="+bin+":"+os.Getenv("PATH"))
+			trial.Env = append(os.Environ(), "DATABASE_URL="+with(cluster.Primary.URI(), "replica_timeout=20s"),
+				"DATABASE_RO_URL="+cluster.Replicas[0].URI(), "PATH="+bin+":"+os.Getenv("PATH"))
 			if out, err := trial.CombinedOutput(); err != nil {
 				t.Errorf("%s: %v\n%s", c.trial, err, out)
 			}

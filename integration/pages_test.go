@@ -342,7 +342,7 @@ const (
 func TestTheListShowsWhatWasJustAdded(t *testing.T) {
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	db, err := sql.Open("pgsplit", cluster.DSN())
-	must(t, err)
+	must(t, err) // ends the test on an error
 	defer db.Close()
 	_, err = db.Exec("create table http_notes (id int generated always as identity)")
 	must(t, err)
