@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -123,4 +124,55 @@ func contextError(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
+}
+
+// withoutPassword is an error whose text does not have the server's configured password, in case a hook or a dialer quotes
+// it. pgx's own errors do not.
+func (s *server) withoutPassword(err error) error {
+	password := s.config.ConnConfig.Password
+	if err == nil || password == "" {
+		return err
+	}
+	text := err.Error()
+	clean := inAnyForm(password).ReplaceAllLiteralString(strings.ReplaceAll(text, password, redacted), redacted)
+	if clean == text {
+		return err
+	}
+	return &redactedError{clean, err}
+}
+
+// inAnyForm finds a password as it may stand in a URI, whichever of its characters are escaped, and in a quoted text.
+func inAnyForm(password string) *regexp.Regexp {
+	var b strings.Builder
+	for _, r := range password {
+		b.WriteString(`(?:\\?` + regexp.QuoteMeta(string(r)) + "|")
+		for _, octet := range []byte(string(r)) {
+			fmt.Fprintf(&b, "%%(?i:%02x)", octet)
+		}
+		if r == ' ' {
+			b.WriteString(`|\+`)
+		}
+		b.WriteString(")")
+	}
+	return regexp.MustCompile(b.String())
+}
+
+const redacted = "xxxxx"
+
+// redactedError is an error of which the text alone has changed.
+type redactedError struct {
+	text string
+	err  error
+}
+
+func (e *redactedError) Error() string { return e.text }
+
+func (e *redactedError) Unwrap() error { return e.err }
+
+// textOf is the error's text, empty where there is none.
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }

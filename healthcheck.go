@@ -270,8 +270,8 @@ func (c *Connector) diagnose(answers []answer) Health {
 		a, stats := answers[i], s.report(now)
 		r := ServerHealth{
 			Name: stats.Name, Role: stats.Role, Label: stats.Label,
-			State: stats.State, Since: stats.Since, Cause: s.told(stats.Cause),
-			Reachable: a.err == nil, Error: s.told(a.err),
+			State: stats.State, Since: stats.Since, Cause: textOf(stats.Cause),
+			Reachable: a.err == nil, Error: textOf(s.withoutPassword(a.err)),
 			Timeline: a.timeline, Position: a.position, LagBytes: -1, Staleness: unknownStaleness,
 			Open: stats.Open, InUse: stats.InUse, Idle: stats.Idle, RoundTrip: a.roundTrip,
 		}

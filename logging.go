@@ -2,10 +2,7 @@ package pgsplit
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"regexp"
-	"strings"
 )
 
 // This file writes to Config.Logger: what changed about a server, never what a request did.
@@ -37,7 +34,7 @@ func (s *server) logChange(c change, cause error) {
 		level = slog.LevelInfo
 	}
 	s.log(level, logState, slog.String("from", c.from.String()), slog.String("to", c.to.String()),
-		slog.String("cause", s.told(cause)), slog.Uint64("probes", s.stats.probes.Load()))
+		slog.String("cause", textOf(cause)), slog.Uint64("probes", s.stats.probes.Load()))
 }
 
 func (s *server) logTimeline(before, now uint32) {
@@ -57,34 +54,4 @@ func (s *server) logInstance(before, now uint32) {
 	if before != 0 && now != 0 && now != before {
 		s.log(slog.LevelInfo, logInstance, slog.Uint64("from", uint64(before)), slog.Uint64("to", uint64(now)))
 	}
-}
-
-// told is the text of an error without the server's configured password, in case a hook or a dialer quotes it. pgx's own
-// errors do not.
-func (s *server) told(err error) string {
-	if err == nil {
-		return ""
-	}
-	text := err.Error()
-	password := s.config.ConnConfig.Password
-	if password == "" {
-		return text
-	}
-	return inAnyForm(password).ReplaceAllLiteralString(strings.ReplaceAll(text, password, "xxxxx"), "xxxxx")
-}
-
-// inAnyForm finds a password as it may stand in a URI, whichever of its characters are escaped, and in a quoted text.
-func inAnyForm(password string) *regexp.Regexp {
-	var b strings.Builder
-	for _, r := range password {
-		b.WriteString(`(?:\\?` + regexp.QuoteMeta(string(r)) + "|")
-		for _, octet := range []byte(string(r)) {
-			fmt.Fprintf(&b, "%%(?i:%02x)", octet)
-		}
-		if r == ' ' {
-			b.WriteString(`|\+`)
-		}
-		b.WriteString(")")
-	}
-	return regexp.MustCompile(b.String())
 }

@@ -62,7 +62,7 @@ func TestNoFormOfAPasswordIsTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.primary.told(fmt.Errorf("no luck with %s", quoted)); strings.Contains(got, "d'") || strings.Contains(got, "b@") ||
+		if got := textOf(c.primary.withoutPassword(fmt.Errorf("no luck with %s", quoted))); strings.Contains(got, "d'") || strings.Contains(got, "b@") ||
 			strings.Contains(got, "b%40") || !strings.Contains(got, "xxxxx") {
 			t.Errorf("%s is told as %s", quoted, got)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -110,7 +111,8 @@ func TestEachChangeOfAServersStateIsOneLineAndNoRequestIs(t *testing.T) {
 	}
 }
 
-func TestALineAboutAnErrorThatQuotesThePasswordDoesNot(t *testing.T) {
+func TestWhatIsToldOfAnErrorThatQuotesThePasswordDoesNot(t *testing.T) {
+	errNoLuck := errors.New("no luck")
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	l := &lines{}
@@ -118,7 +120,7 @@ func TestALineAboutAnErrorThatQuotesThePasswordDoesNot(t *testing.T) {
 	db := openConfigured(t, dsn, func(c *pgsplit.Config) {
 		c.Logger = l.logger()
 		c.Replicas[0].Pool.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
-			return fmt.Errorf("no luck with %s and %s", config.ConnString(), config.Password)
+			return fmt.Errorf("%w with %s and %s", errNoLuck, config.ConnString(), config.Password)
 		}
 	})
 	c := connectorOf(t, db)
@@ -127,10 +129,16 @@ func TestALineAboutAnErrorThatQuotesThePasswordDoesNot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, text := range map[string]string{"the log": l.String(), "Health": string(text)} {
+	cause := c.Stats().Servers[1].Cause
+	for what, text := range map[string]string{
+		"the log": l.String(), "Health": string(text), "Stats": fmt.Sprintf("%v %#v", cause, cause),
+	} {
 		if !strings.Contains(text, "no luck with") || strings.Contains(text, "cret") {
 			t.Errorf("%s: %s", what, text)
 		}
+	}
+	if !errors.Is(cause, errNoLuck) {
+		t.Errorf("%v is another error", cause)
 	}
 }
 

@@ -59,6 +59,7 @@ func (s *server) doubt(cause error) {
 
 // happened has the server's state follow what happened.
 func (s *server) happened(e event, cause error) {
+	cause = s.withoutPassword(cause) // Stats, Health and the Logger tell it
 	changed, probe, pause := s.health.on(e, time.Now(), cause, s.retry)
 	switch {
 	case probe:

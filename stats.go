@@ -116,7 +116,7 @@ type ServerStats struct {
 	// on a connection, and reads go elsewhere until a probe has told) or "down" (it gets nothing until a probe gets in).
 	State string
 	Since time.Time // when it came into its state; zero: it has been healthy from the start
-	Cause error     // what made it so; nil if it is healthy
+	Cause error     // what made it so, without the configured password; nil if it is healthy
 }
 
 // Stats tells what happened so far. It is cheap and never waits for a server.

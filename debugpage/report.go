@@ -26,7 +26,7 @@ type statsReport struct {
 	Servers       []serverReport    `json:"servers"`
 }
 
-// serverReport is pgsplit.ServerStats without the cause of its state, which Health has without passwords.
+// serverReport is pgsplit.ServerStats without the cause of its state, which Health has.
 type serverReport struct {
 	Name       string            `json:"name"`
 	Role       string            `json:"role"`
