@@ -451,6 +451,15 @@ next:
 	return list
 }
 
+// listed is the addresses as text, with commas in between.
+func listed(addresses []address) string {
+	var list []string
+	for _, a := range addresses {
+		list = append(list, a.String())
+	}
+	return strings.Join(list, ",")
+}
+
 // isPrimaryItself reports whether the replica is the primary's own address. With several addresses a replica that asks for
 // a standby among them is a server of its own.
 func isPrimaryItself(primary, replica *pgxpool.Config) bool {
@@ -537,14 +546,10 @@ func describePool(p *pgxpool.Config) string {
 	if p == nil || p.ConnConfig == nil {
 		return "none"
 	}
-	var hosts []string
-	for _, a := range addressesOf(p) {
-		hosts = append(hosts, a.String())
-	}
 	tls := "off"
 	if p.ConnConfig.TLSConfig != nil {
 		tls = "on"
 	}
 	return fmt.Sprintf("{%s user=%q database=%q tls=%s max_conns=%d}",
-		strings.Join(hosts, ","), p.ConnConfig.User, p.ConnConfig.Database, tls, p.MaxConns)
+		listed(addressesOf(p)), p.ConnConfig.User, p.ConnConfig.Database, tls, p.MaxConns)
 }

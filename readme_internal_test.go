@@ -210,7 +210,7 @@ func TestTheTablesOfTheReadmeAreComplete(t *testing.T) {
 		stats[i] = strings.TrimPrefix(name, "Servers[i].")
 	}
 	stats = slices.DeleteFunc(stats, func(name string) bool { return name == "Statements" })
-	want := append(fieldsOf(Stats{}, "Servers"), fieldsOf(ServerStats{}, "Name", "Role", "Label", "Statements")...)
+	want := append(fieldsOf(Stats{}, "Servers"), fieldsOf(ServerStats{}, "Name", "Address", "Role", "Label", "Statements")...)
 	sameNames(t, "Stats", stats, want)
 	for _, row := range get("in Stats, meaning") {
 		if row[0] == "`Errors`" {

@@ -20,10 +20,11 @@ const readOnlyParameter = "default_transaction_read_only"
 
 // server is one configured address with its pool of physical connections.
 type server struct {
-	name   string // the configured name, or its address
-	label  string
-	weight int
-	config *pgxpool.Config
+	name    string // the configured name, or its address
+	address string // "host:port", or all that its configuration lists, with commas in between
+	label   string
+	weight  int
+	config  *pgxpool.Config
 
 	connector *Connector
 	wrapper   driver.Connector // what Config.WrapConnector made of the server's; nil: none
@@ -63,8 +64,9 @@ type server struct {
 }
 
 func newServer(c *Connector, role role, name string, r Replica) *server {
-	s := &server{name: name, label: r.Label, weight: max(r.Weight, 1), config: r.Pool, hosts: len(addressesOf(r.Pool)),
-		connector: c, conns: map[*physical]struct{}{}}
+	addresses := addressesOf(r.Pool)
+	s := &server{name: name, address: listed(addresses), label: r.Label, weight: max(r.Weight, 1), config: r.Pool,
+		hosts: len(addresses), connector: c, conns: map[*physical]struct{}{}}
 	s.stats.role = role
 	s.watchAt.Store(never)
 	s.retry = retry{first: c.config.RetryMin, last: c.config.RetryMax, jitter: rand.Float64}

@@ -66,10 +66,11 @@ type Stats struct {
 // itself asks (who a server is, positions, probes, the READ ONLY transactions around statements behind a pooler) is not
 // in it, nor are those of an errand that only looks for the connector (FromDB).
 type ServerStats struct {
-	Name       string // the configured name, or the address
+	Name       string // the configured name, or the first address
+	Address    string // "host:port", or all that are listed, with commas in between
 	Role       string // "primary" or "replica", as configured
 	Label      string // as configured
-	Statements uint64 // what was led there, see below
+	Statements uint64 // what was led there, see above
 	Checks     uint64 // times the replay position was asked for
 	Refusals   uint64 // times a read went on because the floor was not proven there
 	Setbacks   uint64 // times a position was below the one seen before: a restart, or another instance at the address
@@ -143,6 +144,7 @@ func (s *server) report(now time.Time) ServerStats {
 	since, cause := s.health.why()
 	r := ServerStats{
 		Name:       s.name,
+		Address:    s.address,
 		Role:       string(s.stats.role),
 		Label:      s.label,
 		Statements: s.stats.statements.Load(),

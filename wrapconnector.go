@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 )
 
@@ -15,7 +14,7 @@ import (
 
 // Server tells a WrapConnector whose connections it wraps.
 type Server struct {
-	Name    string // the configured name, or the address: as in Stats and Decision
+	Name    string // the configured name, or the first address: as in Stats and Decision
 	Role    string // "primary" or "replica", as configured
 	Label   string // the replica's
 	Address string // "host:port", or all that are listed, with commas in between
@@ -23,11 +22,7 @@ type Server struct {
 
 // wrap has the configuration's WrapConnector wrap the server's connections. The error wraps ErrConfig.
 func (s *server) wrap(wrapper func(Server, driver.Connector) driver.Connector) error {
-	var addresses []string
-	for _, a := range addressesOf(s.config) {
-		addresses = append(addresses, a.String())
-	}
-	of := Server{Name: s.name, Role: string(s.stats.role), Label: s.label, Address: strings.Join(addresses, ",")}
+	of := Server{Name: s.name, Role: string(s.stats.role), Label: s.label, Address: s.address}
 	err := contained("WrapConnector", func() error {
 		s.wrapper = wrapper(of, innerConnector{s})
 		return nil

@@ -414,6 +414,34 @@ func TestAWrapConnectorThatDoesNotConnectIsAClearErrorAndLeaksNothing(t *testing
 	})
 }
 
+func TestAWrapConnectorAndStatsCallServersTheSame(t *testing.T) {
+	config, err := pgsplit.ParseDSN("postgres://app@db1,db2:5433/shop postgres://app@db3/shop?name=near&label=eu postgres://app@[::1]/shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []pgsplit.Server
+	config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+		told = append(told, s)
+		return inner
+	}
+	c, err := pgsplit.NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []pgsplit.Server{
+		{Name: "db1:5432", Role: "primary", Address: "db1:5432,db2:5433"},
+		{Name: "near", Role: "replica", Label: "eu", Address: "db3:5432"},
+		{Name: "[::1]:5432", Role: "replica", Address: "[::1]:5432"},
+	}
+	var counted []pgsplit.Server
+	for _, s := range c.Stats().Servers {
+		counted = append(counted, pgsplit.Server{Name: s.Name, Role: s.Role, Label: s.Label, Address: s.Address})
+	}
+	if !slices.Equal(told, want) || !slices.Equal(counted, want) {
+		t.Errorf("it is told %+v and Stats %+v, want %+v", told, counted, want)
+	}
+}
+
 func TestAWrapConnectorThatGivesNothingIsAnInvalidConfig(t *testing.T) {
 	for name, wrap := range map[string]func(pgsplit.Server, driver.Connector) driver.Connector{
 		"nil":   func(pgsplit.Server, driver.Connector) driver.Connector { return nil },

@@ -166,7 +166,7 @@ func TestJSONHasStableNames(t *testing.T) {
 		t.Errorf("no_primary is %v in %v", n, stats["reasons"])
 	}
 	servers := stats["servers"].([]any)
-	if got := slices.Sorted(maps.Keys(servers[0].(map[string]any))); len(servers) != 3 || !slices.Equal(got, []string{"checks", "errors",
+	if got := slices.Sorted(maps.Keys(servers[0].(map[string]any))); len(servers) != 3 || !slices.Equal(got, []string{"address", "checks", "errors",
 		"failures", "idle", "in_use", "moved_on", "name", "open", "opened", "probes", "refusals", "role", "setbacks", "since",
 		"staleness_seconds", "state", "statements", "wait_seconds", "waits"}) {
 		t.Errorf("%d servers, the first with %q", len(servers), got)

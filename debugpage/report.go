@@ -29,6 +29,7 @@ type statsReport struct {
 // serverReport is pgsplit.ServerStats without the cause of its state, which Health has.
 type serverReport struct {
 	Name       string            `json:"name"`
+	Address    string            `json:"address"`
 	Role       string            `json:"role"`
 	Label      string            `json:"label,omitempty"`
 	State      string            `json:"state"`
@@ -100,7 +101,7 @@ func reportStats(stats pgsplit.Stats) statsReport {
 		LostTokens: stats.LostTokens, ForeignTokens: stats.ForeignTokens}
 	for _, s := range stats.Servers {
 		r.Servers = append(r.Servers, serverReport{
-			Name: s.Name, Role: s.Role, Label: s.Label, State: s.State, Since: s.Since,
+			Name: s.Name, Address: s.Address, Role: s.Role, Label: s.Label, State: s.State, Since: s.Since,
 			Statements: s.Statements, Checks: s.Checks, Refusals: s.Refusals, Setbacks: s.Setbacks, Opened: s.Opened,
 			Failures: s.Failures, MovedOn: s.MovedOn, Probes: s.Probes, Waits: s.Waits, WaitTime: s.WaitTime.Seconds(),
 			Errors: s.Errors, Position: s.Position, PositionAt: s.PositionAt, Staleness: seconds(s.Staleness),

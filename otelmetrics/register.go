@@ -140,7 +140,7 @@ func (i *instruments) observeServer(to metric.Observer, s pgsplit.ServerStats, c
 	to.ObserveInt64(i.connections, int64(s.Idle), set(common, attribute.String("db.client.connection.state", "idle")))
 }
 
-// attributesOf say which server it is. Where it is they say only if it has no configured name, which hides that.
+// attributesOf say which server it is. Of several addresses they do not say in which one the connections are.
 func attributesOf(s pgsplit.ServerStats, db string) []attribute.KeyValue {
 	pool := s.Name
 	if db != "" {
@@ -154,7 +154,7 @@ func attributesOf(s pgsplit.ServerStats, db string) []attribute.KeyValue {
 	if s.Label != "" {
 		attributes = append(attributes, attribute.String("pgsplit.server.label", s.Label))
 	}
-	if host, port, err := net.SplitHostPort(s.Name); err == nil {
+	if host, port, err := net.SplitHostPort(s.Address); err == nil {
 		if n, err := strconv.Atoi(port); err == nil {
 			attributes = append(attributes, attribute.String("server.address", host), attribute.Int("server.port", n))
 		}

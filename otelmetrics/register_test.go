@@ -33,10 +33,10 @@ func some() pgsplit.Stats {
 		Reasons:  map[string]uint64{"unhinted": 3, "replica": 4},
 		Captures: 5, CaptureErrors: 6, LostTokens: 7, ForeignTokens: 8,
 		Servers: []pgsplit.ServerStats{
-			{Name: "db1:5432", Role: "primary", State: "healthy", Errors: map[string]uint64{"sql": 9}, Open: 1, Idle: 1},
+			{Name: "db1:5432", Address: "db1:5432", Role: "primary", State: "healthy", Errors: map[string]uint64{"sql": 9}, Open: 1, Idle: 1},
 			{
-				Name: "near", Role: "replica", Label: "eu", Statements: 10, Checks: 11, Refusals: 12, Setbacks: 13, Opened: 14,
-				Failures: 15, MovedOn: 16, Probes: 17, Waits: 18, WaitTime: 1500 * time.Millisecond,
+				Name: "near", Address: "db2:5433", Role: "replica", Label: "eu",
+				Statements: 10, Checks: 11, Refusals: 12, Setbacks: 13, Opened: 14, Failures: 15, MovedOn: 16, Probes: 17, Waits: 18, WaitTime: 1500 * time.Millisecond,
 				Errors: map[string]uint64{"lost": 19}, Position: 4096, PositionAt: at, Staleness: 250 * time.Millisecond,
 				Open: 3, InUse: 2, Idle: 1, State: "down", Since: at, Cause: errors.New("refused"),
 			},
@@ -133,6 +133,7 @@ func TestEachMetricSaysWhatHappened(t *testing.T) {
 	const pool = "db.client.connection.pool.name=near"
 	const near = pool + " db.system.name=postgresql"
 	const eu = "pgsplit.server.label=eu pgsplit.server.role=replica"
+	const db2 = " server.address=db2 server.port=5433"
 	want(t, collect(t, some()),
 		"counter pgsplit.decisions[pgsplit.reason=replica] {decision} 4.0",
 		"counter pgsplit.captures[] {capture} 5.0",
@@ -141,27 +142,34 @@ func TestEachMetricSaysWhatHappened(t *testing.T) {
 		"counter pgsplit.foreign_tokens[] {token} 8.0",
 		"counter pgsplit.errors[db.client.connection.pool.name=db1:5432 db.system.name=postgresql error.type=sql "+
 			"pgsplit.server.role=primary server.address=db1 server.port=5432] {error} 9.0",
-		"counter pgsplit.statements["+near+" "+eu+"] {statement} 10.0",
-		"counter pgsplit.checks["+near+" "+eu+"] {check} 11.0",
-		"counter pgsplit.refusals["+near+" "+eu+"] {read} 12.0",
-		"counter pgsplit.setbacks["+near+" "+eu+"] {setback} 13.0",
-		"counter pgsplit.connections_opened["+near+" "+eu+"] {connection} 14.0",
-		"counter pgsplit.lease_failures["+near+" "+eu+"] {lease} 15.0",
-		"counter pgsplit.moved_on["+near+" "+eu+"] {read} 16.0",
-		"counter pgsplit.probes["+near+" "+eu+"] {probe} 17.0",
-		"counter pgsplit.waits["+near+" "+eu+"] {read} 18.0",
-		"counter pgsplit.wait["+near+" "+eu+"] s 1.5",
-		"counter pgsplit.errors["+near+" error.type=lost "+eu+"] {error} 19.0",
-		"gauge pgsplit.position["+near+" "+eu+"] By 4096.0",
-		"gauge pgsplit.position_timestamp["+near+" "+eu+"] s 1700000000.5",
-		"gauge pgsplit.replica.staleness["+near+" "+eu+"] s 0.2",
-		"gauge pgsplit.server.state_timestamp["+near+" "+eu+"] s 1700000000.5",
-		"sum pgsplit.server.state["+near+" "+eu+" pgsplit.server.state=down] 1 1.0",
-		"sum pgsplit.server.state["+near+" "+eu+" pgsplit.server.state=healthy] 1 0.0",
-		"sum pgsplit.connections["+near+" "+eu+"] {connection} 3.0",
+		"counter pgsplit.statements["+near+" "+eu+db2+"] {statement} 10.0",
+		"counter pgsplit.checks["+near+" "+eu+db2+"] {check} 11.0",
+		"counter pgsplit.refusals["+near+" "+eu+db2+"] {read} 12.0",
+		"counter pgsplit.setbacks["+near+" "+eu+db2+"] {setback} 13.0",
+		"counter pgsplit.connections_opened["+near+" "+eu+db2+"] {connection} 14.0",
+		"counter pgsplit.lease_failures["+near+" "+eu+db2+"] {lease} 15.0",
+		"counter pgsplit.moved_on["+near+" "+eu+db2+"] {read} 16.0",
+		"counter pgsplit.probes["+near+" "+eu+db2+"] {probe} 17.0",
+		"counter pgsplit.waits["+near+" "+eu+db2+"] {read} 18.0",
+		"counter pgsplit.wait["+near+" "+eu+db2+"] s 1.5",
+		"counter pgsplit.errors["+near+" error.type=lost "+eu+db2+"] {error} 19.0",
+		"gauge pgsplit.position["+near+" "+eu+db2+"] By 4096.0",
+		"gauge pgsplit.position_timestamp["+near+" "+eu+db2+"] s 1700000000.5",
+		"gauge pgsplit.replica.staleness["+near+" "+eu+db2+"] s 0.2",
+		"gauge pgsplit.server.state_timestamp["+near+" "+eu+db2+"] s 1700000000.5",
+		"sum pgsplit.server.state["+near+" "+eu+" pgsplit.server.state=down"+db2+"] 1 1.0",
+		"sum pgsplit.server.state["+near+" "+eu+" pgsplit.server.state=healthy"+db2+"] 1 0.0",
+		"sum pgsplit.connections["+near+" "+eu+db2+"] {connection} 3.0",
 		"sum db.client.connection.count["+pool+" db.client.connection.state=used db.system.name=postgresql "+
-			eu+"] {connection} 2.0",
+			eu+db2+"] {connection} 2.0",
 	)
+}
+
+func TestOfSeveralAddressesNoneIsNamed(t *testing.T) {
+	stats := some()
+	stats.Servers[0].Address = "db1:5432,db3:5432"
+	want(t, collect(t, stats), "sum pgsplit.connections[db.client.connection.pool.name=db1:5432 db.system.name=postgresql "+
+		"pgsplit.server.role=primary] {connection} 1.0")
 }
 
 func TestWhatIsNotKnownHasNoValue(t *testing.T) {
@@ -179,7 +187,7 @@ func TestAStateThatIsNewHasAValue(t *testing.T) {
 	stats := some()
 	stats.Servers[1].State = "asleep"
 	want(t, collect(t, stats), "sum pgsplit.server.state[db.client.connection.pool.name=near db.system.name=postgresql "+
-		"pgsplit.server.label=eu pgsplit.server.role=replica pgsplit.server.state=asleep] 1 1.0")
+		"pgsplit.server.label=eu pgsplit.server.role=replica pgsplit.server.state=asleep server.address=db2 server.port=5433] 1 1.0")
 }
 
 // textOnly are fields that no metric shows.
@@ -277,7 +285,7 @@ func TestDatabasesThatNeverConnectedAreCollected(t *testing.T) {
 	for _, name := range []string{"shop", "users"} {
 		want(t, got, "counter pgsplit.captures[db.namespace="+name+"] {capture} 0.0",
 			"counter pgsplit.probes[db.client.connection.pool.name=near/"+name+" db.namespace="+name+" db.system.name=postgresql "+
-				"pgsplit.server.label=eu pgsplit.server.role=replica] {probe} 0.0")
+				"pgsplit.server.label=eu pgsplit.server.role=replica server.address=db2.invalid server.port=5432] {probe} 0.0")
 	}
 }
 

@@ -140,14 +140,14 @@ func (c *collector) collectServer(s pgsplit.ServerStats, metrics chan<- promethe
 	}
 
 	gauge(d.open, float64(s.Open))
-	host, port := address(s.Name)
+	host, port := hostAndPort(s.Address)
 	gauge(d.connections, float64(s.InUse), s.Name, "used", host, port)
 	gauge(d.connections, float64(s.Idle), s.Name, "idle", host, port)
 }
 
-// address is what a server's name says about where it is: a configured name says nothing.
-func address(name string) (host, port string) {
-	host, port, err := net.SplitHostPort(name)
+// hostAndPort takes an address apart. Of several it does not say in which one the connections are.
+func hostAndPort(address string) (host, port string) {
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", ""
 	}

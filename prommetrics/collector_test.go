@@ -32,10 +32,10 @@ func some() pgsplit.Stats {
 		Reasons:  map[string]uint64{"unhinted": 3, "replica": 4},
 		Captures: 5, CaptureErrors: 6, LostTokens: 7, ForeignTokens: 8,
 		Servers: []pgsplit.ServerStats{
-			{Name: "db1:5432", Role: "primary", State: "healthy", Errors: map[string]uint64{"sql": 9}, Open: 1, Idle: 1},
+			{Name: "db1:5432", Address: "db1:5432", Role: "primary", State: "healthy", Errors: map[string]uint64{"sql": 9}, Open: 1, Idle: 1},
 			{
-				Name: "near", Role: "replica", Label: "eu", Statements: 10, Checks: 11, Refusals: 12, Setbacks: 13, Opened: 14,
-				Failures: 15, MovedOn: 16, Probes: 17, Waits: 18, WaitTime: 1500 * time.Millisecond,
+				Name: "near", Address: "db2:5433", Role: "replica", Label: "eu",
+				Statements: 10, Checks: 11, Refusals: 12, Setbacks: 13, Opened: 14, Failures: 15, MovedOn: 16, Probes: 17, Waits: 18, WaitTime: 1500 * time.Millisecond,
 				Errors: map[string]uint64{"lost": 19}, Position: 4096, PositionAt: at, Staleness: 250 * time.Millisecond,
 				Open: 3, InUse: 2, Idle: 1, State: "down", Since: at, Cause: errors.New("refused"),
 			},
@@ -96,7 +96,7 @@ func TestEachSeriesSaysWhatHappened(t *testing.T) {
 		`pgsplit_server_state_timestamp_seconds{label="eu",role="replica",server="near"} 1.7000000005e+09`,
 		`pgsplit_connections{label="eu",role="replica",server="near"} 3`,
 		`db_client_connection_count{db_client_connection_pool_name="near",db_client_connection_state="used",` +
-			`db_system_name="postgresql",label="eu",role="replica",server="near",server_address="",server_port=""} 2`,
+			`db_system_name="postgresql",label="eu",role="replica",server="near",server_address="db2",server_port="5433"} 2`,
 		`db_client_connection_count{db_client_connection_pool_name="db1:5432",db_client_connection_state="idle",` +
 			`db_system_name="postgresql",label="",role="primary",server="db1:5432",server_address="db1",server_port="5432"} 1`,
 	} {
@@ -120,6 +120,16 @@ func TestWhatIsNotKnownHasNoSeries(t *testing.T) {
 				t.Errorf("there is %s", line)
 			}
 		}
+	}
+}
+
+func TestOfSeveralAddressesNoneIsNamed(t *testing.T) {
+	stats := some()
+	stats.Servers[0].Address = "db1:5432,db3:5432"
+	want := `db_client_connection_count{db_client_connection_pool_name="db1:5432",db_client_connection_state="idle",` +
+		`db_system_name="postgresql",label="",role="primary",server="db1:5432",server_address="",server_port=""} 1`
+	if got := scrape(t, newCollector(&fake{stats})); !slices.Contains(got, want) {
+		t.Errorf("no %s in %q", want, got)
 	}
 }
 
