@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"slices"
 	"strings"
@@ -55,6 +56,19 @@ func (f *faulty) whileBehind(t *testing.T, do func()) {
 	do()
 }
 
+// unsending is a connection that fails once before it has sent anything.
+type unsending struct {
+	net.Conn
+	breaks *atomic.Bool
+}
+
+func (c unsending) Write(b []byte) (int, error) {
+	if c.breaks.CompareAndSwap(true, false) {
+		return 0, errors.New("broken")
+	}
+	return c.Conn.Write(b)
+}
+
 type (
 	execNext  = func() (driver.Result, error)
 	queryNext = func() (driver.Rows, error)
@@ -91,6 +105,30 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 			if after := text(t, ctx, db, pid); after == before {
 				t.Errorf("%v: the dead connection was used again", says)
 			}
+		}
+	})
+
+	t.Run("a write that was not sent is none of its successes", func(t *testing.T) {
+		f.open(t, func(*middleware) {}) // no notes
+		var breaks, swallowed atomic.Bool
+		db := openConfigured(t, cluster.Primary.URI(), func(config *pgsplit.Config) {
+			config.Primary.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, address)
+				return unsending{conn, &breaks}, err
+			}
+			config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+				return &middleware{server: s, inner: inner, exec: func(_ context.Context, _ rawConn, _ string, next execNext) (driver.Result, error) {
+					breaks.Store(swallowed.CompareAndSwap(false, true))
+					result, _ := next()
+					return result, nil
+				}}
+			}
+		})
+		db.SetMaxOpenConns(1)
+		want(t, ctx, db, "select 'warm'", "warm")
+		exec(t, ctx, db, "insert into notes values (1)")
+		if got := f.notes(t); got != "1" || !swallowed.Load() {
+			t.Errorf("%s rows, want 1", got)
 		}
 	})
 
