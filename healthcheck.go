@@ -57,7 +57,7 @@ type ServerHealth struct {
 	// is proven.
 	Staleness time.Duration `json:"-"`
 
-	Open  int `json:"open"`   // connections of this program, idle ones included
+	Open  int `json:"open"`   // connections of this program, open or being opened, idle ones included
 	InUse int `json:"in_use"` // connections leased now
 	Idle  int `json:"idle"`   // connections at rest
 

@@ -18,6 +18,14 @@ import (
 // readOnlyParameter makes a session read only from its start (F8).
 const readOnlyParameter = "default_transaction_read_only"
 
+// role is what a server was configured as.
+type role string
+
+const (
+	rolePrimary role = "primary"
+	roleReplica role = "replica"
+)
+
 // server is one configured address with its pool of physical connections.
 type server struct {
 	name    string // the configured name, or its address

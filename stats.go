@@ -8,14 +8,6 @@ import (
 	"time"
 )
 
-// role is what a server was configured as.
-type role string
-
-const (
-	rolePrimary role = "primary"
-	roleReplica role = "replica"
-)
-
 // serverStats are the counters of one server. They only grow.
 type serverStats struct {
 	role       role
@@ -77,7 +69,7 @@ type ServerStats struct {
 	Opened     uint64 // connections opened
 	Failures   uint64 // leases that the server did not let in
 	MovedOn    uint64 // reads that began there and moved on to another server before their first row
-	Probes     uint64 // times it was probed because it was not healthy
+	Probes     uint64 // times it was probed because it was not healthy, or had not replied
 
 	Waits    uint64        // times a read waited there for its floor, whether that came or not
 	WaitTime time.Duration // how long they waited in all
@@ -109,7 +101,7 @@ type ServerStats struct {
 	// have asked the primary where it is. Zero on the primary.
 	Staleness time.Duration
 
-	Open  int // connections open now, idle ones included
+	Open  int // connections open or being opened, idle ones included
 	InUse int // connections leased now
 	Idle  int // connections at rest
 
