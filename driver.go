@@ -31,6 +31,17 @@
 //
 // Each decision has a Reason, the same in Stats, Config.OnDecision and tests.
 //
+// # Sessions
+//
+// A session carries the floors of one caller: reads under it see what the caller has written, and never less than it has
+// seen. There is one for each request or job; its Token carries the writes to the next one.
+//
+//	ctx = pgsplit.WithSession(ctx, pgsplit.NewSession())
+//	db.ExecContext(ctx, insert)                   // the session knows that it wrote
+//	db.QueryContext(pgsplit.ReadOnly(ctx), list)  // a replica that has the row, else the primary
+//
+// Package httpsession does this for HTTP.
+//
 // # Connections
 //
 // What sql.DB holds is a shell that connects to nothing by itself. It leases a physical connection of the server that

@@ -11,8 +11,8 @@ import (
 // Health is how the servers are, as each of them answers now. Its JSON has stable names, durations in seconds, and no
 // password.
 type Health struct {
-	// Status is "ok" if the primary takes writes and every replica serves reads, "down" if no server does either, else
-	// "degraded".
+	// Status is "ok" if the primary takes writes and every replica serves reads, however far behind, "down" if no server
+	// does either, else "degraded".
 	Status string `json:"status"`
 	// Readable: ReadOnly reads without a floor are served.
 	Readable bool `json:"readable"`
