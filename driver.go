@@ -29,18 +29,11 @@
 // reads keep them, so a caller sees its own writes and never goes back in time. A token is what travels of it to the
 // caller's next request; a Keyring seals tokens that leave the program. Package httpsession does all of it for HTTP.
 //
+//	ctx = pgsplit.WithSession(ctx, pgsplit.NewSession()) // one for each request or job
+//	db.ExecContext(ctx, insert)                          // the session knows that it wrote
+//	db.QueryContext(pgsplit.ReadOnly(ctx), list)         // a replica that has the row, else the primary
+//
 // Each decision has a Reason, the same in Stats, Config.OnDecision and tests.
-//
-// # Sessions
-//
-// A session carries the floors of one caller: reads under it see what the caller has written, and never less than it has
-// seen. There is one for each request or job; its Token carries the writes to the next one.
-//
-//	ctx = pgsplit.WithSession(ctx, pgsplit.NewSession())
-//	db.ExecContext(ctx, insert)                   // the session knows that it wrote
-//	db.QueryContext(pgsplit.ReadOnly(ctx), list)  // a replica that has the row, else the primary
-//
-// Package httpsession does this for HTTP.
 //
 // # Connections
 //
