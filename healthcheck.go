@@ -106,8 +106,9 @@ func (c *Connector) Health(ctx context.Context) Health {
 // and with the last shell unless somebody waits for it.
 type look struct {
 	cancel  context.CancelFunc
-	done    chan struct{} // closed once the answer is there
-	waiting int           // guarded by server.mu
+	over    <-chan struct{} // closed when its time is over
+	done    chan struct{}   // closed once the answer is there
+	waiting int             // guarded by server.mu
 	answer  answer
 }
 
@@ -140,6 +141,7 @@ func (s *server) look(primary *look) *look {
 	limit := s.connector.config.ReplicaTimeout
 	var ctx context.Context
 	ctx, l.cancel = context.WithTimeout(context.Background(), limit)
+	l.over = ctx.Done()
 	s.looking = l
 	go func() {
 		l.answer.err = errHookLeft
@@ -172,10 +174,23 @@ func (s *server) result(ctx context.Context, l *look) answer {
 	select {
 	case <-l.done:
 		return l.answer
+	case <-l.over:
 	case <-ctx.Done():
 		return answer{err: fmt.Errorf("pgsplit: %s: no answer yet: %w", s, ctx.Err())}
 	}
+	// It says why in a moment, unless a hook or a dialer does not care that the time is over.
+	soon, cancel := context.WithTimeout(ctx, lookGrace)
+	defer cancel()
+	select {
+	case <-l.done:
+		return l.answer
+	case <-soon.Done():
+		return answer{err: fmt.Errorf("pgsplit: %s: %w", s, errNoReply)}
+	}
 }
+
+// lookGrace is what a look whose time is over gets to say so.
+const lookGrace = 250 * time.Millisecond
 
 // endLook ends the look that is under way, unless somebody waits and the server stays open. mu is held.
 func (s *server) endLook() {

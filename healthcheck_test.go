@@ -3,7 +3,9 @@ package pgsplit_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -194,6 +196,35 @@ func TestHealthOfASilentServerEndsWithItsContextAndHoldsNothingAgainstAnybody(t 
 	}
 	front.Restore()
 	goleak.VerifyNone(t, before)
+}
+
+func TestHealthDoesNotWaitForADialerThatDoesNotEnd(t *testing.T) {
+	config, err := pgsplit.ParseDSN("postgres://u@127.0.0.1:1/x?replica_timeout=50ms")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := make(chan struct{})
+	config.Primary.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+		<-release
+		return nil, errors.New("released")
+	}
+	c, err := pgsplit.NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	told := make(chan pgsplit.Health, 1)
+	go func() { told <- c.Health(context.Background()) }()
+	select {
+	case h := <-told:
+		if s := status(t, h, "down false false").Servers[0]; s.Reachable || s.Error == "" {
+			t.Errorf("%+v", s)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits")
+	}
+	close(release)
+	eventually(t, "the look has ended", func() bool { return strings.Contains(c.Health(t.Context()).Servers[0].Error, "released") })
 }
 
 func TestALookThatGetsNoAnswerHasTheServerProbed(t *testing.T) {
