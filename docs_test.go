@@ -31,3 +31,26 @@ func TestTheArchitectureNamesEveryFile(t *testing.T) {
 		}
 	}
 }
+
+// Comments name facts about PostgreSQL by number: each is on its page.
+func TestEveryNumberedFactIsListed(t *testing.T) {
+	text, err := os.ReadFile("docs/postgres.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir(".", func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, fact := range regexp.MustCompile(`\bF[1-9][0-9]?\b`).FindAllString(string(source), -1) {
+			if !strings.Contains(string(text), "\n| "+fact+" |") {
+				t.Errorf("%s names %s, which is not listed", path, fact)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
