@@ -376,15 +376,37 @@ func (c *Conn) endReads() {
 }
 
 // What commits and tells, in one message: whether anything was written, and with which synchronous_commit, while that can
-// still be told; then the positions, as a statement after the commit (F1). Where the tag of a statement has told already that
-// the transaction wrote, what is left to ask is answered without a plan, in half the time.
+// still be told; then the positions, as a statement after the commit (F1). What needs no plan takes the server half the time:
+// SHOW is enough where the tag of a statement has told already that the transaction wrote, and the positions are a prepared
+// statement. That one is lost to a DEALLOCATE or DISCARD of the caller's costs a question later, since the commit stands
+// by then; nothing is prepared on such a connection again.
 const (
-	askWhether  = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.pg_current_xact_id_if_assigned() is not null;"
-	askHow      = "show synchronous_commit;"
-	thenCommit  = " commit; select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
-	commitAsked = askWhether + thenCommit
-	commitWrote = askHow + thenCommit
+	askWhether = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.pg_current_xact_id_if_assigned() is not null; "
+	askHow     = "show synchronous_commit; "
+	askWhere   = "select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
 )
+
+// whereState is how a connection is asked askWhere after a commit.
+type whereState uint8
+
+const (
+	whereUnprepared whereState = iota
+	wherePrepared
+	whereText // behind a pooler, and where the prepared statement was lost
+	whereStates
+)
+
+// commitTexts are the messages, by whether it is known that the transaction wrote, and how askWhere is asked.
+var commitTexts = func() (texts [2][whereStates]string) {
+	for i, ask := range []string{askWhether, askHow} {
+		texts[i] = [whereStates]string{
+			whereUnprepared: ask + "commit; prepare pgsplit_where as " + askWhere + "; execute pgsplit_where",
+			wherePrepared:   ask + "commit; execute pgsplit_where",
+			whereText:       ask + "commit; " + askWhere,
+		}
+	}
+	return texts
+}()
 
 // commitOutcome is what is known after the commit.
 type commitOutcome struct {
@@ -398,11 +420,14 @@ type commitOutcome struct {
 func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 	var o commitOutcome
 	var async bool
-	text := commitAsked
+	known := 0
 	if p.wrote {
-		text = commitWrote
+		known = 1
 	}
-	results := p.conn().Exec(ctx, text)
+	if p.id.pooled {
+		p.where = whereText
+	}
+	results := p.conn().Exec(ctx, commitTexts[known][p.where])
 	for results.NextResult() {
 		result := results.ResultReader().Read()
 		switch tag := result.CommandTag.String(); {
@@ -411,6 +436,8 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 			o.committed = true
 		case tag == "ROLLBACK":
 			o.rolledBack = true
+		case tag == "PREPARE":
+			p.where = wherePrepared
 		case o.committed:
 			o.at = p.commitPosition(result, async)
 		case len(result.Rows) == 1:
@@ -418,7 +445,11 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 			o.wrote = p.wrote || string(result.Rows[0][1]) == "t"
 		}
 	}
-	return o, results.Close()
+	err := results.Close()
+	if o.committed && err != nil {
+		p.where = whereText
+	}
+	return o, err
 }
 
 // exec runs a statement as pgx's driver for database/sql does. In a transaction it notes what the tag tells: rows were written.

@@ -57,6 +57,43 @@ func TestACommitInASessionTakesOneRoundTripHoweverItCommits(t *testing.T) {
 	}
 }
 
+// What the commit asks with is gone: it stands, its floor is asked for once, and the next commits tell theirs again.
+func TestACommitOutlivesThePreparedStatementsOfItsConnection(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	ctx := patient(t)
+	runSQL(t, ctx, cluster, ledgerWithIDs)
+	for _, reset := range []string{"deallocate all", "discard all", "deallocate pgsplit_where"} {
+		db := open(t, with(cluster.ProxyDSN(), "default_query_exec_mode=simple_protocol"))
+		db.SetMaxOpenConns(1)
+		// commit tells how many round trips the commit took, and how many its position took afterwards.
+		commit := func() (commit, afterwards int64) {
+			session := pgsplit.NewSession()
+			tx := insertOnly(t, pgsplit.WithSession(ctx, session), db, "")
+			before := spoken(cluster)
+			if err := tx.Commit(); err != nil {
+				t.Fatalf("after %s: %v", reset, err)
+			}
+			between := spoken(cluster)
+			floors := tokenOf(t, ctx, session).Floors
+			if len(floors) != 1 || floors[0].LSN == 0 {
+				t.Errorf("after %s: floors %v", reset, floors)
+			}
+			return between - before, spoken(cluster) - between
+		}
+		for i, want := range []int64{0, 0, 1, 0, 0} {
+			if i == 2 {
+				exec(t, ctx, db, reset)
+			}
+			if took, afterwards := commit(); took != 1 || afterwards != want {
+				t.Errorf("%s, commit %d: %d round trips, and %d to know its position; want %d", reset, i+1, took, afterwards, want)
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // However a transaction wrote, its commit tells where it ended; one that wrote nothing raises no floor, whatever the one before
 // it on the same connection did.
 func TestACommitTellsWhetherItsTransactionWrote(t *testing.T) {

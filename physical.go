@@ -42,10 +42,11 @@ type physical struct {
 	begun     *bool         // the server warned that a transaction was begun inside another one
 	idleSince time.Time     // when it last became idle; guarded by server.mu
 
-	leases        int    // how often it was leased
-	checkPrepared bool   // the server holds checkStatement
-	unfit         bool   // not for the next lease: it wrote, and could not
-	wrote         bool   // the transaction of BeginTx is known to have written
+	leases        int  // how often it was leased
+	checkPrepared bool // the server holds checkStatement
+	unfit         bool // not for the next lease: it wrote, and could not
+	wrote         bool // the transaction of BeginTx is known to have written
+	where         whereState
 	unturned      string // what turn found the session's read-only setting to be
 	statements    statements
 	reply         reply
