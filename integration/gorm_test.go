@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +140,17 @@ func gormWorks(r *run, config gorm.Config) {
 	r.exec(r.db, "drop table items, shops")
 }
 
+// settled does again what met a plan from before a table changed (0A000). Whether a connection has one depends on what it was
+// used for before, by either driver.
+func settled(f func() error) (err error) {
+	for range 20 {
+		if err = f(); err == nil || !strings.Contains(err.Error(), "0A000") {
+			return err
+		}
+	}
+	return err
+}
+
 func gormMigrates(r *run) {
 	r.exec(r.db, "drop table if exists items, shops; create table shops (id bigserial primary key, name varchar(10))")
 	for _, prepare := range []bool{true, false} {
@@ -147,13 +159,17 @@ func gormMigrates(r *run) {
 		db = db.WithContext(r.ctx)
 		var before []map[string]any
 		r.note("before", db.Table("shops").Find(&before).Error, &before)
-		r.note("migrate", db.AutoMigrate(&shop{}))
-		for range 2 {
-			var after []map[string]any
-			r.note("after", db.Table("shops").Find(&after).Error, &after)
-		}
-		types, err := db.Migrator().ColumnTypes(&shop{})
-		r.must(err)
+		r.note("migrate", settled(func() error { return db.AutoMigrate(&shop{}) }))
+		var after []map[string]any
+		r.note("after", settled(func() error {
+			after = nil
+			return db.Table("shops").Find(&after).Error
+		}), &after)
+		var types []gorm.ColumnType
+		r.must(settled(func() (err error) {
+			types, err = db.Migrator().ColumnTypes(&shop{})
+			return err
+		}))
 		for _, c := range types {
 			length, hasLength := c.Length()
 			nullable, knows := c.Nullable()
