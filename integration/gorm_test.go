@@ -154,7 +154,8 @@ func settled(f func() error) (err error) {
 func gormMigrates(r *run) {
 	r.exec(r.db, "drop table if exists items, shops; create table shops (id bigserial primary key, name varchar(10))")
 	for _, prepare := range []bool{true, false} {
-		db, err := openGORM(r.db, gorm.Config{PrepareStmt: prepare})
+		// On connections of its own: none has a plan from before, whoever got which.
+		db, err := openGORM(r.open(func(*url.URL) {}), gorm.Config{PrepareStmt: prepare})
 		r.must(err)
 		db = db.WithContext(r.ctx)
 		var before []map[string]any
@@ -165,11 +166,10 @@ func gormMigrates(r *run) {
 			after = nil
 			return db.Table("shops").Find(&after).Error
 		}), &after)
-		var types []gorm.ColumnType
-		r.must(settled(func() (err error) {
-			types, err = db.Migrator().ColumnTypes(&shop{})
-			return err
-		}))
+		now, err := openGORM(r.open(func(*url.URL) {}), gorm.Config{})
+		r.must(err)
+		types, err := now.WithContext(r.ctx).Migrator().ColumnTypes(&shop{})
+		r.must(err)
 		for _, c := range types {
 			length, hasLength := c.Length()
 			nullable, knows := c.Nullable()
