@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -101,25 +102,32 @@ func TestAReplicaKilledUnder500ReadsASecondCostsNoReadAndGetsItsShareBack(t *tes
 	defer r.wg.Wait()
 	enough := func(n int) func() bool { return func() bool { return r.count() >= n } }
 	eventually(t, "the readers read", enough(500))
-	killed := time.Now()
-	if err := victim.Kill(ctx); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the replica is down", func() bool { return c.Stats().Servers[1].State == "down" })
-	before := c.Stats().Servers[1].Statements
-	eventually(t, "the others go on", enough(r.count()+1000))
-	if n := c.Stats().Servers[1].Statements - before; n > 20 {
-		t.Errorf("%d reads began at a server that is down", n)
-	}
-	start(t, victim)
-	accepting, down := time.Now(), time.Since(killed)
-	if n := c.Stats().Servers[1].Probes; n < 1 || n > probesIn(down, 2*time.Second) {
-		t.Errorf("%d probes in %v", n, down)
-	}
-	if !within(time.Minute, func() bool { return r.share(victim.Name(), 100) >= 0.3 }) {
-		t.Errorf("%v after it was back the replica serves %.2f of the reads", time.Since(accepting), r.share(victim.Name(), 100))
-	}
-	back := time.Since(accepting)
+	var down, back time.Duration
+	inOneOf(t, 5, func() error {
+		killed, probed := time.Now(), c.Stats().Servers[1].Probes
+		if err := victim.Kill(ctx); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the replica is down", func() bool { return c.Stats().Servers[1].State == "down" })
+		before := c.Stats().Servers[1].Statements
+		eventually(t, "the others go on", enough(r.count()+1000))
+		if n := c.Stats().Servers[1].Statements - before; n > 20 {
+			t.Errorf("%d reads began at a server that is down", n)
+		}
+		start(t, victim)
+		accepting := time.Now()
+		down = time.Since(killed)
+		if n := c.Stats().Servers[1].Probes - probed; n < 1 || n > probesIn(down, 2*time.Second) {
+			t.Errorf("%d probes in %v", n, down)
+		}
+		if !within(time.Minute, func() bool { return r.share(victim.Name(), 100) >= 0.3 }) {
+			t.Fatalf("%v after it was back the replica serves %.2f of the reads", time.Since(accepting), r.share(victim.Name(), 100))
+		}
+		if back = time.Since(accepting); back > 3*time.Second {
+			return fmt.Errorf("its share was back after %v", back)
+		}
+		return nil
+	})
 	probed := c.Stats().Servers[1].Probes
 	eventually(t, "the readers go on", enough(r.count()+500))
 	r.end()
@@ -197,38 +205,50 @@ func idleAt(t testing.TB, ctx context.Context, db *sql.DB, n int) {
 }
 
 func TestReadsInFlightWhenAReplicaGoesSilentFinishElsewhereAndLaterOnesDoNotTouchIt(t *testing.T) {
+	const timeout, readers = time.Second, 10
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	proxy := cluster.Replicas[0].Proxy()
-	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=2s", "application_name=callers"))
-	const readers = 10
-	idleAt(t, ctx, db, readers)
-	if n := replicaStats(t, db).Open; n < readers {
-		t.Fatalf("%d connections are at hand", n)
-	}
-	watch := observe(t, cluster.Replicas[0], "callers")
-	var wg sync.WaitGroup
-	var cut atomic.Int64
-	var longest atomic.Int64
-	for range readers {
-		wg.Go(func() {
-			var where string
-			err := db.QueryRowContext(pgsplit.ReadOnly(ctx), asleepOnReplica).Scan(&where)
-			took := time.Duration(time.Now().UnixNano() - cut.Load())
-			if err != nil || where != "primary" {
-				t.Errorf("%q %v", where, err)
-			}
-			if took > 20*time.Second { // twice the timeout, and what a slow machine adds
-				t.Errorf("a read took %v after the replica had gone silent", took)
-			}
-			longest.Store(max(longest.Load(), int64(took)))
-		})
-	}
-	eventually(t, "all are in flight", func() bool { return watch.count("wait_event = 'PgSleep'") == readers })
-	cut.Store(time.Now().UnixNano())
-	proxy.BlackHole()
-	wg.Wait()
-	t.Logf("the longest took %v", time.Duration(longest.Load()))
+	var db *sql.DB
+	try := 0
+	inOneOf(t, 5, func() error {
+		if db != nil {
+			_ = db.Close()
+		}
+		proxy.Restore()
+		try++
+		name := "callers" + strconv.Itoa(try) // what an earlier one left asleep is not counted
+		db = open(t, with(cluster.ProxyDSN(), "replica_timeout="+timeout.String(), "application_name="+name))
+		idleAt(t, ctx, db, readers)
+		if n := replicaStats(t, db).Open; n < readers {
+			t.Fatalf("%d connections are at hand", n)
+		}
+		watch := observe(t, cluster.Replicas[0], name)
+		var wg sync.WaitGroup
+		var cut, longest atomic.Int64
+		for range readers {
+			wg.Go(func() {
+				var where string
+				err := db.QueryRowContext(pgsplit.ReadOnly(ctx), asleepOnReplica).Scan(&where)
+				took := time.Now().UnixNano() - cut.Load()
+				if err != nil || where != "primary" {
+					t.Errorf("%q %v", where, err)
+				}
+				for known := longest.Load(); took > known && !longest.CompareAndSwap(known, took); known = longest.Load() {
+				}
+			})
+		}
+		eventually(t, "all are in flight", func() bool { return watch.count("wait_event = 'PgSleep'") == readers })
+		cut.Store(time.Now().UnixNano())
+		proxy.BlackHole()
+		wg.Wait()
+		took := time.Duration(longest.Load())
+		t.Logf("the longest took %v", took)
+		if took > 2*timeout+timeout/4 { // and the read elsewhere
+			return fmt.Errorf("a read took %v after the replica had gone silent", took)
+		}
+		return nil
+	})
 	eventually(t, "the replica is down", func() bool { return replicaStats(t, db).State == "down" })
 	before, probed, dialled := replicaStats(t, db), replicaStats(t, db).Probes, proxy.Accepted()
 	r := readAll(t, pgsplit.ReadOnly(ctx), db, 10, 500)
