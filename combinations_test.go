@@ -191,3 +191,43 @@ func acceptReaders(t testing.TB, s *pgsplittest.Server) {
 	}
 	start(t, s)
 }
+
+// All replicas behind, then all down: the primary answers each read, that is counted, and nothing about the replicas changes
+// until they are back.
+func TestWhileNoReplicaCanServeThePrimaryDoesAndNoStateFlaps(t *testing.T) {
+	const reads = 200
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	ctx := patient(t)
+	db := open(t, patiently(cluster))
+	c := connectorOf(t, db)
+	warm(t, ctx, db)
+	pause(t, cluster.Replicas...)
+	exec(t, ctx, db, "create table t (id int)")
+	behind := pgsplit.ReadOnly(pgsplit.WithLSN(ctx, commitLSN(t, ctx, db)))
+	serves := func(read context.Context, reason string) {
+		t.Helper()
+		before := c.Stats()
+		for range reads {
+			want(t, read, db, inRecovery, "false")
+		}
+		after := c.Stats()
+		if n := after.Reasons[reason] - before.Reasons[reason]; n != reads {
+			t.Errorf("%d of %d reads have the reason %s", n, reads, reason)
+		}
+		for i, s := range after.Servers {
+			if b := before.Servers[i]; s.State != b.State || !s.Since.Equal(b.Since) {
+				t.Errorf("%s: %s since %v became %s since %v", s.Name, b.State, b.Since, s.State, s.Since)
+			}
+		}
+	}
+	serves(behind, "replicas_behind")
+	stop(t, cluster.Replicas...)
+	eventually(t, "all are down", func() bool {
+		want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false")
+		s := c.Stats().Servers
+		return s[1].State == "down" && s[2].State == "down"
+	})
+	serves(pgsplit.ReadOnly(ctx), "replicas_down")
+	start(t, cluster.Replicas...)
+	eventually(t, "replicas serve again", func() bool { return text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" })
+}
