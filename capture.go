@@ -383,7 +383,6 @@ func (c *Conn) endReads() {
 const (
 	askWhether = "select pg_catalog.current_setting('synchronous_commit'), pg_catalog.pg_current_xact_id_if_assigned() is not null; "
 	askHow     = "show synchronous_commit; "
-	askWhere   = "select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
 )
 
 // whereState is how a connection is asked askWhere after a commit.
@@ -480,15 +479,14 @@ func (p *physical) commitPosition(result *pgconn.Result, async bool) LSN {
 	if len(result.Rows) != 1 {
 		return 0
 	}
-	flush, errFlush := ParseLSN(string(result.Rows[0][0]))
-	insert, errInsert := ParseLSN(string(result.Rows[0][1]))
+	at, err := p.ends(string(result.Rows[0][0]), string(result.Rows[0][1]))
 	switch {
-	case errFlush != nil || errInsert != nil:
+	case err != nil:
 		return 0
 	case async && mutant != flushAfterAsync:
-		return p.id.wal.replayable(insert)
+		return at.inserted
 	}
-	return flush
+	return at.flushed
 }
 
 // commitFor commits the transaction on the lease and tells the sessions where it ended.

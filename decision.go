@@ -11,7 +11,7 @@ func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
 		p.server.stats.statements.Add(1)
 	}
 	hook := c.connector.config.OnDecision
-	if hook == nil && (p == nil || !p.server.traced()) {
+	if hook == nil && (p == nil || !p.server.traced) {
 		return
 	}
 	d := Decision{Reason: r, Floor: floor}
@@ -44,12 +44,9 @@ func DecisionFrom(ctx context.Context) (Decision, bool) {
 	return *d, true
 }
 
-// traced tells whether anything below the driver sees the contexts of statements.
-func (s *server) traced() bool { return s.config.ConnConfig.Tracer != nil || s.wrapper != nil }
-
 // telling is ctx with the decision, for those who see it; it costs nothing where nobody does.
 func (c *Conn) telling(ctx context.Context) context.Context {
-	if !c.lease.p.server.traced() {
+	if !c.lease.p.server.traced {
 		return ctx
 	}
 	d := c.decision

@@ -256,23 +256,15 @@ func (s *server) looked(ctx context.Context, err error) {
 // report reads where a primary is, for reports alone: it writes nothing, so a replica may not get to the position soon.
 func (p *physical) report(ctx context.Context) (LSN, error) {
 	v := sample{at: time.Now(), id: &p.id}
-	rows, err := p.simpleRow(ctx, `select pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.pg_current_wal_flush_lsn()`)
-	if err != nil {
-		return 0, err
-	}
-	insert, err := ParseLSN(rows[0])
-	if err != nil {
-		return 0, err
-	}
-	flush, err := ParseLSN(rows[1])
+	at, err := p.askEnds(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if !p.server.replica() {
-		v.floor = floor{p.id.timeline, p.id.wal.replayable(insert)}
+		v.floor = floor{p.id.timeline, at.inserted}
 		p.server.connector.reported.add(v)
 	}
-	return p.id.wal.replayable(flush), nil
+	return p.id.wal.replayable(at.flushed), nil
 }
 
 // diagnose makes the report of what each server answered, the primary first.

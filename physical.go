@@ -255,6 +255,30 @@ func (p *physical) waitFor(ctx context.Context, floor LSN, budget time.Duration)
 	return true, nil
 }
 
+// ends are where a primary's log ends: what is flushed, and what is inserted, as far as a standby can replay that (F3).
+type ends struct{ flushed, inserted LSN }
+
+// askWhere asks for them.
+const askWhere = "select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
+
+func (p *physical) askEnds(ctx context.Context) (ends, error) {
+	row, err := p.simpleRow(ctx, askWhere)
+	if err != nil {
+		return ends{}, err
+	}
+	return p.ends(row[0], row[1])
+}
+
+// ends reads the answer to askWhere.
+func (p *physical) ends(flushed, inserted string) (at ends, err error) {
+	if at.flushed, err = ParseLSN(flushed); err != nil {
+		return at, err
+	}
+	at.inserted, err = ParseLSN(inserted)
+	at.inserted = p.id.wal.replayable(at.inserted)
+	return at, err
+}
+
 // covering reads, on a primary, a position that covers every commit that returned before the call, whatever their
 // synchronous_commit, and that the primary has flushed, so that a standby can reach it. One round trip, two if
 // something was not flushed yet.
@@ -262,7 +286,7 @@ func (p *physical) waitFor(ctx context.Context, floor LSN, budget time.Duration)
 // Only the insert position covers asynchronous commits; where it is above the flush position a small commit of our own
 // moves flush past it (F2). The commit is a local one: it waits for no standby.
 func (p *physical) covering(ctx context.Context) (LSN, error) {
-	rows, err := p.simpleRow(ctx, `select pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.pg_current_wal_flush_lsn()`)
+	at, err := p.askEnds(ctx)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == codeInRecovery {
 		err = fmt.Errorf("%w: %s is in recovery: %w", ErrNoPrimary, p.server, err)
@@ -270,19 +294,11 @@ func (p *physical) covering(ctx context.Context) (LSN, error) {
 	if err != nil {
 		return 0, err
 	}
-	insert, err := ParseLSN(rows[0])
-	if err != nil {
-		return 0, err
-	}
-	flush, err := ParseLSN(rows[1])
-	if err != nil {
-		return 0, err
-	}
 	if mutant == flushAfterAsync {
-		return flush, nil
+		return at.flushed, nil
 	}
-	if insert = p.id.wal.replayable(insert); insert <= flush {
-		return insert, nil
+	if at.inserted <= at.flushed {
+		return at.inserted, nil
 	}
 	_, err = p.conn().Exec(ctx, `begin isolation level read committed read write; set local synchronous_commit = local;
 select pg_catalog.pg_logical_emit_message(true, 'pgsplit', ''); commit`).ReadAll()
@@ -290,7 +306,7 @@ select pg_catalog.pg_logical_emit_message(true, 'pgsplit', ''); commit`).ReadAll
 		// A failed multi-statement message leaves its transaction open.
 		_ = p.pg.Close(ctx)
 	}
-	return insert, err
+	return at.inserted, err
 }
 
 // simpleRow runs a simple query that answers one row and returns its values.

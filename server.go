@@ -36,6 +36,7 @@ type server struct {
 
 	connector *Connector
 	wrapper   driver.Connector // what Config.WrapConnector made of the server's; nil: none
+	traced    bool             // something below the driver sees the contexts of statements
 	index     int              // among the replicas
 	hosts     int              // that its configuration lists
 	survey    survey
@@ -74,7 +75,7 @@ type server struct {
 func newServer(c *Connector, role role, name string, r Replica) *server {
 	addresses := addressesOf(r.Pool)
 	s := &server{name: name, address: listed(addresses), label: r.Label, weight: max(r.Weight, 1), config: r.Pool,
-		hosts: len(addresses), connector: c, conns: map[*physical]struct{}{}}
+		hosts: len(addresses), traced: r.Pool.ConnConfig.Tracer != nil, connector: c, conns: map[*physical]struct{}{}}
 	s.stats.role = role
 	s.watchAt.Store(never)
 	s.retry = retry{first: c.config.RetryMin, last: c.config.RetryMax, jitter: rand.Float64}

@@ -24,7 +24,7 @@ type Server struct {
 func (s *server) wrap(wrapper func(Server, driver.Connector) driver.Connector) error {
 	of := Server{Name: s.name, Role: string(s.stats.role), Label: s.label, Address: s.address}
 	err := contained("WrapConnector", func() error {
-		s.wrapper = wrapper(of, innerConnector{s})
+		s.wrapper, s.traced = wrapper(of, innerConnector{s}), true
 		return nil
 	})
 	switch {
