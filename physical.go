@@ -258,8 +258,8 @@ func (p *physical) waitFor(ctx context.Context, floor LSN, budget time.Duration)
 // ends are where a primary's log ends: what is flushed, and what is inserted, as far as a standby can replay that (F3).
 type ends struct{ flushed, inserted LSN }
 
-// askWhere asks for them.
-const askWhere = "select pg_catalog.pg_current_wal_flush_lsn(), pg_catalog.pg_current_wal_insert_lsn()"
+// askWhere asks for them. What is flushed comes last: it may be past what was inserted a moment before, and is enough then.
+const askWhere = "select pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.pg_current_wal_flush_lsn()"
 
 func (p *physical) askEnds(ctx context.Context) (ends, error) {
 	row, err := p.simpleRow(ctx, askWhere)
@@ -270,12 +270,12 @@ func (p *physical) askEnds(ctx context.Context) (ends, error) {
 }
 
 // ends reads the answer to askWhere.
-func (p *physical) ends(flushed, inserted string) (at ends, err error) {
-	if at.flushed, err = ParseLSN(flushed); err != nil {
+func (p *physical) ends(inserted, flushed string) (at ends, err error) {
+	if at.inserted, err = ParseLSN(inserted); err != nil {
 		return at, err
 	}
-	at.inserted, err = ParseLSN(inserted)
 	at.inserted = p.id.wal.replayable(at.inserted)
+	at.flushed, err = ParseLSN(flushed)
 	return at, err
 }
 
