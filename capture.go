@@ -2,7 +2,6 @@ package pgsplit
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -420,7 +419,7 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 	var o commitOutcome
 	var async bool
 	known := 0
-	if p.wrote {
+	if p.overheard.wrote {
 		known = 1
 	}
 	if p.id.pooled {
@@ -441,7 +440,7 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 			o.at = p.commitPosition(result, async)
 		case len(result.Rows) == 1:
 			async = string(result.Rows[0][0]) == "off"
-			o.wrote = p.wrote || string(result.Rows[0][1]) == "t"
+			o.wrote = p.overheard.wrote || string(result.Rows[0][1]) == "t"
 		}
 	}
 	err := results.Close()
@@ -451,26 +450,28 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 	return o, err
 }
 
-// exec runs a statement as pgx's driver for database/sql does. In a transaction it notes what the tag tells: rows were written.
-func (p *physical) exec(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	if !p.inTx() || p.wrote {
-		return p.std.ExecContext(ctx, query, args)
+// overheard is what the server says beside its answers. It is a tracer of pgx's, and so sees the tag of each statement,
+// whatever method ran it.
+type overheard struct {
+	begun bool // a transaction was begun inside another one
+	wrote bool // rows were written, in the transaction of BeginTx
+}
+
+var _ pgx.QueryTracer = (*overheard)(nil)
+
+// TraceQueryStart implements pgx.QueryTracer.
+func (*overheard) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (o *overheard) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	tag := data.CommandTag
+	if o.wrote || data.Err != nil || tag.Select() {
+		return
 	}
-	if p.closed() {
-		return nil, driver.ErrBadConn
-	}
-	values := make([]any, len(args))
-	for i, arg := range args {
-		values[i] = arg.Value
-	}
-	tag, err := p.pg.Exec(ctx, query, values...)
-	if err != nil && pgconn.SafeToRetry(err) {
-		return nil, driver.ErrBadConn
-	}
-	if err == nil && tag.RowsAffected() > 0 {
-		p.wrote = tag.Insert() || tag.Update() || tag.Delete() || strings.HasPrefix(tag.String(), "MERGE")
-	}
-	return driver.RowsAffected(tag.RowsAffected()), err
+	writes := tag.Insert() || tag.Update() || tag.Delete() || strings.HasPrefix(tag.String(), "MERGE")
+	o.wrote = writes && tag.RowsAffected() > 0
 }
 
 // commitPosition is the flush position after a synchronous commit, and the insert position after an asynchronous one,

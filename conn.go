@@ -43,7 +43,7 @@ func (c *Conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		if err := p.forget(ctx, query); err != nil {
 			return err
 		}
-		result, err = p.exec(ctx, query, args)
+		result, err = p.std.ExecContext(ctx, query, args)
 		return err
 	})
 	return result, err
@@ -127,7 +127,7 @@ func (c *Conn) begin(ctx context.Context, p *physical, opts driver.TxOptions, re
 	opts.ReadOnly = opts.ReadOnly || readOnly
 	t, err = p.std.BeginTx(ctx, opts)
 	if err == nil && !readOnly && !c.lease.standIn {
-		c.lease.inTx, p.wrote = true, false
+		c.lease.inTx, p.overheard.wrote = true, false
 		t = &tx{Tx: t, conn: c, ctx: ctx}
 		err = c.noteWrite(sc)
 	}
@@ -220,13 +220,13 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		again := !c.lease.used && p.leases > 1 // nothing depends on this connection, and it was not opened just now
 		movable := readOnly && !c.lease.held && !c.lease.inCallersTx()
 		c.lease.used = true
-		*p.begun = false
+		p.overheard.begun = false
 		watched := p.server.replica() && !w.foreign
 		if watched {
 			p.awaitReply(ctx, movable)
 		}
 		err = call(c.telling(ctx), p, readOnly)
-		if c.lease.wrapped && *p.begun {
+		if c.lease.wrapped && p.overheard.begun {
 			// The caller's BEGIN found our own transaction open: it is the caller's from now on, read only as the hint said.
 			c.lease.wrapped, c.lease.hinted = false, true
 		}

@@ -142,12 +142,8 @@ const askAgain = 10 * time.Millisecond
 
 // look fills the views of the replicas for one decision.
 func (c *Connector) look(views []view, r *request) []view {
-	var now time.Time
 	stays := c.lastRead(r)
 	floor := r.floor
-	if floor != 0 {
-		now = time.Now()
-	}
 	views = views[:0]
 	for _, s := range c.replicas {
 		v := view{
@@ -158,7 +154,7 @@ func (c *Connector) look(views []view, r *request) []view {
 			state:    s.health.state(),
 			stays:    s == stays,
 		}
-		v.unasked = floor != 0 && v.position < floor && now.Sub(time.Unix(0, s.asked.Load())) > askAgain
+		v.unasked = v.position < floor && time.Since(time.Unix(0, s.asked.Load())) > askAgain
 		views = append(views, v)
 	}
 	return views

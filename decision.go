@@ -16,7 +16,7 @@ func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
 	}
 	d := Decision{Reason: r, Floor: floor}
 	if p != nil {
-		d.Server, d.Role = p.server.name, string(p.server.stats.role)
+		d.Server, d.Role = p.server.name, p.server.role.String()
 		if p.inst != nil {
 			d.Position = LSN(p.inst.position.Load())
 		}

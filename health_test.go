@@ -140,7 +140,7 @@ func TestThePauseBetweenProbesIsCutByTheJitterAlone(t *testing.T) {
 
 // Between a look at the state and one at its cause a probe can get in.
 func TestAServerWithoutACauseIsNotClosed(t *testing.T) {
-	s := &server{stats: serverStats{role: roleReplica}}
+	s := &server{role: roleReplica}
 	for _, state := range []state{healthy, refusing, suspect, down} {
 		s.health.now.Store(uint32(state))
 		if err := s.closedToNew(); err != nil {

@@ -311,9 +311,9 @@ func (a *answer) seen() string {
 	case !a.inTouch:
 		return ""
 	case a.standby:
-		return string(roleReplica)
+		return roleReplica.String()
 	}
-	return string(rolePrimary)
+	return rolePrimary.String()
 }
 
 // measure says how far behind the primary a server is.

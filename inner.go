@@ -78,7 +78,7 @@ func (i *inner) ExecContext(ctx context.Context, query string, args []driver.Nam
 		return driver.RowsAffected(0), err
 	}
 	if err = i.w.p.forget(ctx, query); err == nil {
-		result, err = i.w.p.exec(ctx, query, args)
+		result, err = i.w.p.std.ExecContext(ctx, query, args)
 	}
 	i.done(err)
 	if result == nil {

@@ -24,11 +24,11 @@ type life struct {
 // instance is what is remembered of one life: positions are kept here and nowhere else, so that a restarted or
 // exchanged server starts with nothing known.
 type instance struct {
-	life     life
-	hash     uint32        // of life, never 0: for sessions and their tokens
 	position atomic.Uint64 // highest replay position read under this life
 	timeline atomic.Uint32 // highest timeline that it is known to follow
-	refs     int           // connections to it; guarded by instances.mu
+	hash     uint32        // of life, never 0: for sessions and their tokens
+	life     life
+	refs     int // connections to it; guarded by instances.mu
 }
 
 // reached remembers that a connection of this life read the position.
@@ -92,15 +92,15 @@ func (s *instances) leave(i *instance) {
 
 // identity is what a physical connection learns once, right after it was opened.
 type identity struct {
-	life       life
 	system     uint64 // system_identifier, zero if it was not told
-	inRecovery bool
-	readOnly   bool   // default_transaction_read_only is on
 	version    int    // server_version_num
 	timeline   uint32 // on a standby as far as the role may see it (F10)
-	wal        walGeometry
-	position   LSN  // replay position, zero on a primary
+	inRecovery bool
+	readOnly   bool // default_transaction_read_only is on
 	pooled     bool // somebody stands in between: nothing here holds beyond one transaction (F23)
+	position   LSN  // replay position, zero on a primary
+	wal        walGeometry
+	life       life
 }
 
 // identityQuery is open to every role, on every version since 13. It is sent as a simple query, which every pooler

@@ -278,14 +278,13 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 		s.notLetIn(ctx, err, whole)
 		return 0, err
 	}
-	c.lease = lease{p: p}
-	asking := ctx
-	if !p.enforced() || r.scope != nil || r.timeline != 0 || r.floor != 0 && !p.knows(r.floor) {
-		// It has to answer first, and a connection that is still good says nothing about who is behind it.
-		var cancel context.CancelFunc
-		asking, cancel = within(ctx, patience+wait)
-		defer cancel()
+	c.lease = lease{p: p, floor: r.floor}
+	if reason, proven := p.serves(r); proven {
+		return reason, nil
 	}
+	// It has to answer first, and a connection that is still good says nothing about who is behind it.
+	asking, cancel := within(ctx, patience+wait)
+	defer cancel()
 	reason, err := c.prove(asking, p, r, w, wait)
 	if err != nil || reason == ReasonReplicasBehind {
 		if err != nil {
@@ -301,6 +300,17 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 		c.release()
 	}
 	return reason, err
+}
+
+// serves tells whether what is read on p next sees the floor, and cannot write, as far as that is known without asking.
+func (p *physical) serves(r *request) (Reason, bool) {
+	switch {
+	case r.scope != nil, r.timeline != 0, !p.enforced():
+		return 0, false
+	case r.floor == 0:
+		return ReasonReplica, true
+	}
+	return ReasonFloorKnown, p.knows(r.floor)
 }
 
 // notLetIn takes note that a lease failed; whole tells that it had all of replica_timeout. What the caller's deadline or

@@ -21,7 +21,7 @@ func (s *server) log(level slog.Level, line string, attrs ...slog.Attr) {
 	if logger == nil {
 		return
 	}
-	all := append([]slog.Attr{slog.String("server", s.name), slog.String("role", string(s.stats.role))}, attrs...)
+	all := append([]slog.Attr{slog.String("server", s.name), slog.String("role", s.role.String())}, attrs...)
 	_ = contained("Logger", func() error { // there is nobody else to tell
 		logger.LogAttrs(context.Background(), level, line, all...)
 		return nil

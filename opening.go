@@ -49,7 +49,7 @@ func (s *server) finish(ctx context.Context, o *opening) {
 		s.mu.Unlock()
 		defer func() { // a Logger may end the goroutine as well
 			if orphan && o.err == nil {
-				s.keep(o.p)
+				s.keep(o.p, time.Now())
 			}
 			close(o.done)
 		}()

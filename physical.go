@@ -32,25 +32,24 @@ type physical struct {
 	std    *stdlib.Conn
 	pg     *pgx.Conn
 	server *server
-	access access // what it is good for now
-	opened access // what it was opened for
-	id     identity
 	inst   *instance // nil if the server would not say who it is
 
-	born      time.Time
+	overheard *overheard
 	lifetime  time.Duration // after which it is closed; 0: never
-	begun     *bool         // the server warned that a transaction was begun inside another one
 	idleSince time.Time     // when it last became idle; guarded by server.mu
+	wrapping  *wrapping     // nil without Config.WrapConnector
+	leases    int           // how often it was leased
+	access    access        // what it is good for now
+	opened    access        // what it was opened for
+	where     whereState
 
-	leases        int  // how often it was leased
 	checkPrepared bool // the server holds checkStatement
 	unfit         bool // not for the next lease: it wrote, and could not
-	wrote         bool // the transaction of BeginTx is known to have written
-	where         whereState
-	unturned      string // what turn found the session's read-only setting to be
-	statements    statements
 	reply         reply
-	wrapping      *wrapping // nil without Config.WrapConnector
+	statements    statements
+	id            identity
+	born          time.Time
+	unturned      string // what turn found the session's read-only setting to be
 }
 
 func (p *physical) conn() *pgconn.PgConn { return p.pg.PgConn() }

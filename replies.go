@@ -16,9 +16,9 @@ type reply struct {
 	due      time.Time     // when it is late; zero: no statement waits; guarded by mu
 	patience time.Duration // how long after that a probe may take to prove that the server lives; guarded by mu
 	whole    bool          // patience is all of replica_timeout, and not shortened by the caller's deadline; guarded by mu
-	probed   time.Time     // when it was late; guarded by mu
 	movable  bool          // the statement may run elsewhere instead; guarded by mu
 	aborted  bool          // it was ended for that; guarded by mu
+	probed   time.Time     // when it was late; guarded by mu
 }
 
 var errNoReply = errors.New("pgsplit: no reply in time")

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -19,49 +20,55 @@ import (
 const readOnlyParameter = "default_transaction_read_only"
 
 // role is what a server was configured as.
-type role string
+type role uint8
 
 const (
-	rolePrimary role = "primary"
-	roleReplica role = "replica"
+	rolePrimary role = iota
+	roleReplica
 )
 
+var roleNames = [...]string{rolePrimary: "primary", roleReplica: "replica"}
+
+func (r role) String() string { return roleNames[r] }
+
 // server is one configured address with its pool of physical connections.
+//
+// What every statement touches comes first, so that it lies together: between two statements the caches have gone to others.
 type server struct {
-	name    string // the configured name, or its address
-	address string // "host:port", or all that its configuration lists, with commas in between
-	label   string
-	weight  int
-	config  *pgxpool.Config
-
+	mu        sync.Mutex
+	idle      [accessCount][]*physical // oldest first; guarded by mu
+	config    *pgxpool.Config
 	connector *Connector
-	wrapper   driver.Connector // what Config.WrapConnector made of the server's; nil: none
-	traced    bool             // something below the driver sees the contexts of statements
-	index     int              // among the replicas
-	hosts     int              // that its configuration lists
-	survey    survey
-	stats     serverStats
 	health    health
-	retry     retry
-	lostAt    atomic.Int64 // when a connection was lost last, in nanoseconds since 1970: idle ones may be dead since
-	provedAt  atomic.Int64 // when a new connection was let in last
-	watchAt   atomic.Int64 // when overdue replies are looked for next
+	role      role
+	asItIs    bool          // idle connections are leased as they are: no hook has a say in that
+	traced    bool          // something below the driver sees the contexts of statements
+	inUse     atomic.Int32  // leases out
+	slots     chan struct{} // one per lease, if pool_max_conns bounds them
+	lostAt    atomic.Int64  // when a connection was lost last, in nanoseconds since 1970: idle ones may be dead since
+	watchAt   atomic.Int64  // when overdue replies are looked for next
+	position  atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
+	total     int           // connections idle, leased and being opened; guarded by mu
+	weight    int
+	label     string
+	stats     serverStats
 
-	position atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
+	name     string           // the configured name, or its address
+	address  string           // "host:port", or all that its configuration lists, with commas in between
+	wrapper  driver.Connector // what Config.WrapConnector made of the server's; nil: none
+	index    int              // among the replicas
+	hosts    int              // that its configuration lists
+	survey   survey
+	retry    retry
+	provedAt atomic.Int64  // when a new connection was let in last
+	asked    atomic.Int64  // when the position was seen, in nanoseconds since 1970
 	answered atomic.Uint32 // hash of the instance that it was seen of
 	instance atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
-	asked    atomic.Int64  // when the position was seen, in nanoseconds since 1970
-	inUse    atomic.Int32  // leases out
 
-	slots chan struct{} // one per lease, if pool_max_conns bounds them
-
-	mu      sync.Mutex
-	idle    [accessCount][]*physical // oldest first; guarded by mu
-	total   int                      // idle, leased and being opened; guarded by mu
-	closed  bool                     // guarded by mu
-	refused bool                     // a pooler refuses the read-only parameter; guarded by mu
-	janitor *time.Timer              // set while idle connections can expire; guarded by mu
-	filling *filling                 // the background opening under way; guarded by mu
+	closed  bool        // guarded by mu
+	refused bool        // a pooler refuses the read-only parameter; guarded by mu
+	janitor *time.Timer // set while idle connections can expire; guarded by mu
+	filling *filling    // the background opening under way; guarded by mu
 
 	conns    map[*physical]struct{} // open; guarded by mu
 	openings []*opening             // under way; guarded by mu
@@ -74,9 +81,10 @@ type server struct {
 
 func newServer(c *Connector, role role, name string, r Replica) *server {
 	addresses := addressesOf(r.Pool)
-	s := &server{name: name, address: listed(addresses), label: r.Label, weight: max(r.Weight, 1), config: r.Pool,
+	s := &server{role: role, name: name, address: listed(addresses), label: r.Label, weight: max(r.Weight, 1), config: r.Pool,
 		hosts: len(addresses), traced: r.Pool.ConnConfig.Tracer != nil, connector: c, conns: map[*physical]struct{}{}}
-	s.stats.role = role
+	//lint:ignore SA1019 honoured as pgxpool honours it
+	s.asItIs = r.Pool.ShouldPing == nil && r.Pool.PrepareConn == nil && r.Pool.BeforeAcquire == nil && c.config.WrapConnector == nil
 	s.watchAt.Store(never)
 	s.retry = retry{first: c.config.RetryMin, last: c.config.RetryMax, jitter: rand.Float64}
 	if role == rolePrimary {
@@ -90,7 +98,7 @@ func newServer(c *Connector, role role, name string, r Replica) *server {
 }
 
 // String names the server in errors and logs: "replica db2:5432".
-func (s *server) String() string { return string(s.stats.role) + " " + s.name }
+func (s *server) String() string { return s.role.String() + " " + s.name }
 
 // usualAccess is what most leases of this server ask for.
 func (s *server) usualAccess() access {
@@ -100,7 +108,7 @@ func (s *server) usualAccess() access {
 	return readWrite
 }
 
-func (s *server) replica() bool { return s.stats.role == roleReplica }
+func (s *server) replica() bool { return s.role == roleReplica }
 
 // primaryRetryMax bounds the pause between two probes of the primary: writes wait for it.
 const primaryRetryMax = time.Second
@@ -110,13 +118,13 @@ func (s *server) openRaw(ctx context.Context, a access, probe bool) (*physical, 
 	s.mu.Lock()
 	parameter := a == readOnly && !s.refused
 	s.mu.Unlock()
-	begun := new(bool)
-	conn, err := s.connect(ctx, a, parameter, probe, begun)
+	heard := new(overheard)
+	conn, err := s.connect(ctx, a, parameter, probe, heard)
 	if err != nil && parameter && unsupportedParameter(err) {
 		s.mu.Lock()
 		s.refused = true
 		s.mu.Unlock()
-		conn, err = s.connect(ctx, a, false, probe, begun)
+		conn, err = s.connect(ctx, a, false, probe, heard)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pgsplit: %s: %w", s, err)
@@ -124,7 +132,7 @@ func (s *server) openRaw(ctx context.Context, a access, probe bool) (*physical, 
 	if !probe {
 		s.stats.opened.Add(1)
 	}
-	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: time.Now(), begun: begun}
+	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: time.Now(), overheard: heard}
 	if p.lifetime = s.config.MaxConnLifetime; p.lifetime > 0 {
 		p.lifetime += time.Duration(rand.Float64() * float64(s.config.MaxConnLifetimeJitter))
 	}
@@ -175,13 +183,12 @@ func (p *physical) introduce(ctx context.Context) error {
 	return nil
 }
 
-// connect opens one connection of the server as pgx does for database/sql. It sets begun when the server says that a
-// transaction was begun inside another one.
-func (s *server) connect(ctx context.Context, a access, parameter, probe bool, begun *bool) (*stdlib.Conn, error) {
+// connect opens one connection of the server as pgx does for database/sql. What the server says beside its answers goes to heard.
+func (s *server) connect(ctx context.Context, a access, parameter, probe bool, heard *overheard) (*stdlib.Conn, error) {
 	config := s.config.ConnConfig.Copy()
 	onNotice := config.OnNotice
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
-		*begun = *begun || notice.Code == codeActiveTx
+		heard.begun = heard.begun || notice.Code == codeActiveTx
 		if onNotice != nil {
 			onNotice(conn, notice)
 		}
@@ -200,6 +207,13 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, b
 		if err := contained("BeforeConnect", func() error { return hook(ctx, config) }); err != nil {
 			return nil, hookError{fmt.Errorf("BeforeConnect: %w", err)}
 		}
+	}
+	switch {
+	case a == readOnly:
+	case config.Tracer == nil:
+		config.Tracer = heard
+	default:
+		config.Tracer = multitracer.New(config.Tracer, heard)
 	}
 	if !s.replica() && s.hosts > 1 {
 		config.ValidateConnect = s.isPrimary(s.highest(ctx, config), config.ValidateConnect)

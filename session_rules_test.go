@@ -244,6 +244,42 @@ func TestATokenFromInsideATransactionTellsItsReaderToAsk(t *testing.T) {
 	}
 }
 
+// Who has read on one replica and written elsewhere may see less nowhere, however the tokens of both come together: the position
+// of the write says nothing of what the replica had shown.
+func TestMergedTokensShowNoLessThanEachOfThem(t *testing.T) {
+	cluster, db, ctx := sessionCluster(t, 2)
+	ahead, behind := cluster.Replicas[0], cluster.Replicas[1]
+	onlyOn := func(s *pgsplittest.Server) *sql.DB { return open(t, cluster.Primary.URI()+" "+s.URI()) }
+	exec(t, ctx, db, "insert into notes values (1)")
+	wrote := pgsplit.SessionAt(commitLSN(t, ctx, db))
+	text(t, pgsplit.ReadOnly(pgsplit.WithSession(ctx, wrote)), db, whatAndWhere) // it knows the cluster
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := behind.PauseReplay(ctx); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, ctx, db, "insert into notes values (2)")
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	read := pgsplit.NewSession()
+	read.CarryReads()
+	if got := text(t, pgsplit.ReadOnly(pgsplit.WithSession(ctx, read)), onlyOn(ahead), whatAndWhere); got != "2 true" {
+		t.Fatal(got)
+	}
+	one, other := tokenOf(t, ctx, wrote), tokenOf(t, ctx, read)
+	if one.Floors[0].LSN <= other.Floors[0].LSN || other.Floors[0].Instance == 0 {
+		t.Fatalf("not the tokens that this is about: %+v, %+v", one, other)
+	}
+	for name, merged := range map[string]pgsplit.Token{"": one.Merge(other), " the other way round": other.Merge(one)} {
+		again := pgsplit.ReadOnly(pgsplit.WithSession(ctx, pgsplit.SessionFromToken(merged)))
+		if got := text(t, again, onlyOn(behind), whatAndWhere); got != "2 false" {
+			t.Errorf("merged%s: %s", name, got)
+		}
+	}
+}
+
 // A connection that is lost during COMMIT may commit later: until its backend is gone no position covers it (F2).
 func TestAWriteOfUnknownOutcomePinsTheSessionUntilItsBackendIsGone(t *testing.T) {
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))

@@ -10,7 +10,6 @@ import (
 
 // serverStats are the counters of one server. They only grow.
 type serverStats struct {
-	role       role
 	statements atomic.Uint64
 	checks     atomic.Uint64
 	refusals   atomic.Uint64
@@ -137,7 +136,7 @@ func (s *server) report(now time.Time) ServerStats {
 	r := ServerStats{
 		Name:       s.name,
 		Address:    s.address,
-		Role:       string(s.stats.role),
+		Role:       s.role.String(),
 		Label:      s.label,
 		Statements: s.stats.statements.Load(),
 		Checks:     s.stats.checks.Load(),

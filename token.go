@@ -44,7 +44,7 @@ type TokenFloor struct {
 	System      uint64    // system_identifier of the cluster
 	Timeline    uint32    // the timeline that LSN is on; 0: unknown
 	LSN         LSN       // 0: none
-	Instance    uint32    // short hash of the instance that was read last; 0: none
+	Instance    uint32    // short hash of the instance that was read last; 0: none, or Resolve
 	PinnedUntil time.Time // reads go to the primary until then; zero: not pinned
 	Resolve     bool      // LSN may not be all: the receiver takes the primary's position once
 }
@@ -85,8 +85,9 @@ func (t Token) Floor(system uint64) (TokenFloor, bool) {
 //     timeline lies beyond the point where it began, and what an earlier timeline has beyond that point is gone (F10);
 //   - a position on an unknown timeline gives way to one on a known timeline and sets Resolve: which of the two is
 //     further cannot be told, but the primary's position is;
-//   - Instance is the one of the position that stands; of two equal positions with different instances, none;
-//   - the later PinnedUntil stands, and Resolve if either has it.
+//   - Instance is the one that either names; two different ones set Resolve: where each has been by now nobody knows, but
+//     the primary's position lies beyond both;
+//   - the later PinnedUntil stands, and Resolve if either has it, which takes the place of an Instance.
 //
 // Of more than 4 clusters the result keeps 4: see Token, and for the others Floor.
 func (t Token) Merge(o Token) Token {
@@ -107,16 +108,23 @@ func (f TokenFloor) merge(o TokenFloor) TokenFloor {
 	if order < 0 {
 		higher, other = o, f
 	}
-	if order == 0 && f.Instance != o.Instance {
-		higher.Instance = 0
-	}
+	higher.Instance = max(f.Instance, o.Instance)
 	if other.PinnedUntil.After(higher.PinnedUntil) {
 		higher.PinnedUntil = other.PinnedUntil
 	}
 	// Timeline 0 sorts below all others, so only other can be the one that is unknown.
 	unknown := higher.Timeline != 0 && other.Timeline == 0 && other.LSN != 0
-	higher.Resolve = f.Resolve || o.Resolve || unknown
-	return higher
+	scattered := f.Instance != 0 && o.Instance != 0 && f.Instance != o.Instance
+	higher.Resolve = f.Resolve || o.Resolve || unknown || scattered
+	return higher.resolved()
+}
+
+// resolved leaves the instance out where the primary's position is taken: that covers what was read anywhere.
+func (f TokenFloor) resolved() TokenFloor {
+	if f.Resolve {
+		f.Instance = 0
+	}
+	return f
 }
 
 // canonical returns the form that Token documents. It shares nothing with t.
@@ -128,6 +136,7 @@ func (t Token) canonical() Token {
 	slices.SortFunc(floors, func(a, b TokenFloor) int { return cmp.Compare(a.System, b.System) })
 	c := Token{Issued: tokenTime(tokenSeconds(t.Issued, false))}
 	for _, f := range floors {
+		f = f.resolved()
 		f.PinnedUntil = tokenTime(tokenSeconds(f.PinnedUntil, true))
 		if last := len(c.Floors) - 1; last >= 0 && c.Floors[last].System == f.System {
 			c.Floors[last] = c.Floors[last].merge(f)
@@ -354,7 +363,9 @@ func (r *tokenReader) floor(issued uint32) TokenFloor {
 		}
 		f.PinnedUntil = tokenTime(uint32(v))
 	}
-	f.Resolve = head&headResolve != 0
+	if f.Resolve = head&headResolve != 0; f != f.resolved() {
+		r.fail("an instance where there is none")
+	}
 	return f
 }
 

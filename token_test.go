@@ -62,7 +62,6 @@ func largestToken() Token {
 			LSN:         math.MaxUint64,
 			Instance:    math.MaxUint32,
 			PinnedUntil: lastTokenTime,
-			Resolve:     true,
 		})
 	}
 	return t
@@ -613,17 +612,17 @@ func TestMergingFloorsOnlyGoesUp(t *testing.T) {
 		"no position beside one": {
 			TokenFloor{Resolve: false}, TokenFloor{Timeline: 1, LSN: 10}, TokenFloor{Timeline: 1, LSN: 10},
 		},
-		"instance of the higher position": {
-			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 20, Instance: 8}, TokenFloor{LSN: 20, Instance: 8},
+		"two instances": {
+			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 20, Instance: 8}, TokenFloor{LSN: 20, Resolve: true},
 		},
 		"no instance at the higher position": {
-			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 20}, TokenFloor{LSN: 20},
+			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 20}, TokenFloor{LSN: 20, Instance: 7},
 		},
 		"one instance at one position": {
 			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 10, Instance: 7},
 		},
 		"two instances at one position": {
-			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 10, Instance: 8}, TokenFloor{LSN: 10},
+			TokenFloor{LSN: 10, Instance: 7}, TokenFloor{LSN: 10, Instance: 8}, TokenFloor{LSN: 10, Resolve: true},
 		},
 		"later pin of the lower position": {
 			TokenFloor{LSN: 10, PinnedUntil: unixTime(9)}, TokenFloor{LSN: 20, PinnedUntil: unixTime(8)},
@@ -633,7 +632,7 @@ func TestMergingFloorsOnlyGoesUp(t *testing.T) {
 			TokenFloor{PinnedUntil: unixTime(9)}, TokenFloor{LSN: 20}, TokenFloor{LSN: 20, PinnedUntil: unixTime(9)},
 		},
 		"resolve of the lower position": {
-			TokenFloor{LSN: 10, Resolve: true}, TokenFloor{LSN: 20}, TokenFloor{LSN: 20, Resolve: true},
+			TokenFloor{LSN: 10, Resolve: true}, TokenFloor{LSN: 20, Instance: 7}, TokenFloor{LSN: 20, Resolve: true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -697,10 +696,9 @@ func TestMergingFloorsIsAJoin(t *testing.T) {
 	for timeline := range uint32(3) {
 		for lsn := range LSN(3) {
 			for instance := range uint32(3) {
-				floors = append(floors,
-					TokenFloor{Timeline: timeline, LSN: lsn, Instance: instance},
-					TokenFloor{Timeline: timeline, LSN: lsn, Instance: instance, Resolve: true})
+				floors = append(floors, TokenFloor{Timeline: timeline, LSN: lsn, Instance: instance})
 			}
+			floors = append(floors, TokenFloor{Timeline: timeline, LSN: lsn, Resolve: true})
 		}
 	}
 	for _, a := range floors {
@@ -788,7 +786,7 @@ func keepsFloor(f, o TokenFloor) bool {
 	switch {
 	case f.PinnedUntil.Equal(lastTokenTime):
 		return true
-	case f.PinnedUntil.Before(o.PinnedUntil), o.Resolve && !f.Resolve:
+	case f.PinnedUntil.Before(o.PinnedUntil), o.Resolve && !f.Resolve, o.Instance != 0 && f.Instance != o.Instance && !f.Resolve:
 		return false
 	case f.Timeline == o.Timeline:
 		return f.LSN >= o.LSN

@@ -22,7 +22,7 @@ type Server struct {
 
 // wrap has the configuration's WrapConnector wrap the server's connections. The error wraps ErrConfig.
 func (s *server) wrap(wrapper func(Server, driver.Connector) driver.Connector) error {
-	of := Server{Name: s.name, Role: string(s.stats.role), Label: s.label, Address: s.address}
+	of := Server{Name: s.name, Role: s.role.String(), Label: s.label, Address: s.address}
 	err := contained("WrapConnector", func() error {
 		s.wrapper, s.traced = wrapper(of, innerConnector{s}), true
 		return nil

@@ -56,31 +56,15 @@ func (m *middleware) receive(r *http.Request) *exchange {
 		}
 		x.received = append(x.received, parcel{cookie, token})
 	}
-	x.merged = merge(x.received)
+	for _, p := range x.received {
+		x.merged = x.merged.Merge(p.token)
+	}
 	if x.distrusted() {
 		x.session = pgsplit.SessionWithoutTrust()
 	} else {
 		x.session, x.told = pgsplit.SessionFromToken(x.merged), x.merged
 	}
 	return x
-}
-
-// merge merges tokens by maximum. One that names another instance than the one that stands was read in parallel to it:
-// then only the primary's position is known to cover both.
-func merge(received []parcel) pgsplit.Token {
-	var merged pgsplit.Token
-	for _, p := range received {
-		merged = merged.Merge(p.token)
-	}
-	for i := range merged.Floors {
-		stands := &merged.Floors[i]
-		for _, p := range received {
-			if f, _ := p.token.Floor(stands.System); f.Instance != 0 && f.Instance != stands.Instance {
-				stands.Resolve = true
-			}
-		}
-	}
-	return merged
 }
 
 // join adds what a middleware, this exchange's own or one inside of it, asks for.
