@@ -272,15 +272,21 @@ func (c *Conn) provePrimary(ctx context.Context, p *physical, r *request, w work
 // acquireReplica leases a connection to the replica and proves the floor on it, waiting for the floor if wait says so.
 // ReasonReplicasBehind means that it is not proven. The shell holds no lease then, nor after an error.
 func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work, wait time.Duration) (Reason, error) {
-	patience, whole := c.connector.patience(ctx)
-	p, err := s.lease(ctx, readOnly, patience)
-	if err != nil {
-		s.notLetIn(ctx, err, whole)
-		return 0, err
+	p := s.leaseReady(readOnly)
+	if p != nil {
+		c.lease = lease{p: p, floor: r.floor}
+		if reason, proven := p.serves(r); proven {
+			return reason, nil
+		}
 	}
-	c.lease = lease{p: p, floor: r.floor}
-	if reason, proven := p.serves(r); proven {
-		return reason, nil
+	patience, whole := c.connector.patience(ctx)
+	if p == nil {
+		var err error
+		if p, err = s.lease(ctx, readOnly, patience); err != nil {
+			s.notLetIn(ctx, err, whole)
+			return 0, err
+		}
+		c.lease = lease{p: p}
 	}
 	// It has to answer first, and a connection that is still good says nothing about who is behind it.
 	asking, cancel := within(ctx, patience+wait)

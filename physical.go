@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -334,9 +335,9 @@ func (p *physical) command(ctx context.Context, sql string) error {
 // database/sql closes statements while it holds its own lock (F21); the server's copy goes when its text is used again,
 // or when there are many.
 type statements struct {
+	dead atomic.Int64   // texts at 0; changed under mu
 	mu   sync.Mutex     // never held across I/O
 	refs map[string]int // users by text; 0: closed by all, still on the server; guarded by mu
-	dead int            // texts at 0; guarded by mu
 }
 
 // keepDead is how many closed statements may stay on the server until they go together.
@@ -355,20 +356,20 @@ func (s *statements) release(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refs[text]--; s.refs[text] == 0 {
-		s.dead++
+		s.dead.Add(1)
 	}
 }
 
 // stale takes the texts to remove from the server before text is used: its own closed copy, whose plan may be older than
 // the table it names, and all closed ones once they are many.
 func (s *statements) stale(text string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dead == 0 {
+	if s.dead.Load() == 0 {
 		return nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var stale []string
-	if s.dead > keepDead {
+	if s.dead.Load() > keepDead {
 		for known, users := range s.refs {
 			if users == 0 {
 				stale = append(stale, known)
@@ -380,7 +381,7 @@ func (s *statements) stale(text string) []string {
 	for _, text := range stale {
 		delete(s.refs, text)
 	}
-	s.dead -= len(stale)
+	s.dead.Add(-int64(len(stale)))
 	return stale
 }
 

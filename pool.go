@@ -11,34 +11,54 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// leaseReady leases the idle connection that was used last, if that takes no waiting and no look at the connection: it is what
+// most statements get, in few steps. Otherwise it is nil, and lease does what is needed.
+func (s *server) leaseReady(a access) *physical {
+	if !s.asItIs || !s.trySlot() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.idle[a]); n > 0 {
+		p, now := s.idle[a][n-1], time.Now()
+		if !p.doubted() && now.Sub(p.idleSince) <= pingAfter && p.fit(now) {
+			s.leased(p)
+			return s.popNewest(a)
+		}
+	}
+	s.freeSlot()
+	return nil
+}
+
 // lease takes an idle connection, or opens one; wait bounds how long it takes in all, 0 leaves that to ctx.
 func (s *server) lease(ctx context.Context, a access, wait time.Duration) (*physical, error) {
-	if s.slots != nil {
+	if p := s.leaseReady(a); p != nil {
+		return p, nil
+	}
+	if !s.trySlot() {
+		bounded, cancel := within(ctx, wait)
+		defer cancel()
 		select {
 		case s.slots <- struct{}{}:
-		default:
-			bounded, cancel := within(ctx, wait)
-			defer cancel()
-			select {
-			case s.slots <- struct{}{}:
-			case <-bounded.Done():
-				s.stats.errors[errorBusy].Add(1)
-				return nil, fmt.Errorf("pgsplit: %s: all %d connections of pool_max_conns are busy: %w", s,
-					cap(s.slots), errBusy{bounded.Err()})
-			}
+		case <-bounded.Done():
+			s.stats.errors[errorBusy].Add(1)
+			return nil, fmt.Errorf("pgsplit: %s: all %d connections of pool_max_conns are busy: %w", s,
+				cap(s.slots), errBusy{bounded.Err()})
 		}
 	}
-	p := s.takeReady(a)
-	if p == nil {
-		var err error
-		if p, err = s.takeOrOpen(ctx, a, wait); err != nil {
-			s.freeSlot()
-			return nil, err
-		}
+	p, err := s.takeOrOpen(ctx, a, wait)
+	if err != nil {
+		s.freeSlot()
+		return nil, err
 	}
+	s.leased(p)
+	return p, nil
+}
+
+// leased counts a lease.
+func (s *server) leased(p *physical) {
 	s.inUse.Add(1)
 	p.leases++
-	return p, nil
 }
 
 // errBusy is a wait for one of our own connections that ended: it says nothing about the server.
@@ -67,25 +87,6 @@ func (s *server) freeSlot() {
 	if s.slots != nil {
 		<-s.slots
 	}
-}
-
-// takeReady takes the idle connection that was used last, if it can be leased without another look: it is what most statements
-// get, in the few steps that it takes. Whatever needs more stays for takeOrOpen.
-func (s *server) takeReady(a access) *physical {
-	if !s.asItIs {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.idle[a])
-	if n == 0 {
-		return nil
-	}
-	p, now := s.idle[a][n-1], time.Now()
-	if p.doubted() || now.Sub(p.idleSince) > pingAfter || !p.fit(now) {
-		return nil
-	}
-	return s.popNewest(a)
 }
 
 // takeOrOpen has one time limit for all that it waits for; the context for it is made when the first wait comes. How it

@@ -37,9 +37,8 @@ func (r role) String() string { return roleNames[r] }
 type server struct {
 	mu        sync.Mutex
 	idle      [accessCount][]*physical // oldest first; guarded by mu
-	config    *pgxpool.Config
 	connector *Connector
-	health    health
+	config    *pgxpool.Config
 	role      role
 	asItIs    bool          // idle connections are leased as they are: no hook has a say in that
 	traced    bool          // something below the driver sees the contexts of statements
@@ -48,7 +47,8 @@ type server struct {
 	lostAt    atomic.Int64  // when a connection was lost last, in nanoseconds since 1970: idle ones may be dead since
 	watchAt   atomic.Int64  // when overdue replies are looked for next
 	position  atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
-	total     int           // connections idle, leased and being opened; guarded by mu
+	health    health
+	total     int // connections idle, leased and being opened; guarded by mu
 	weight    int
 	label     string
 	stats     serverStats
