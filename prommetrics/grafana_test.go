@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,8 @@ type dashboard struct {
 		Datasource struct{ UID string }
 		GridPos    place
 		Targets    []struct{ Expr, RefID string }
+
+		FieldConfig struct{ Defaults struct{ NoValue string } }
 	}
 }
 
@@ -110,6 +113,19 @@ func TestEachPanelOfTheDashboardHasItsPlace(t *testing.T) {
 			if p.GridPos.overlaps(q.GridPos) {
 				t.Errorf("%s and %s overlap", q.Title, p.Title)
 			}
+		}
+	}
+}
+
+// "No data" is what Grafana says where metrics are missing, too.
+func TestAPanelThatIsEmptyWhenAllIsWellSaysSo(t *testing.T) {
+	for _, p := range readDashboard(t).Panels {
+		empty := true
+		for _, target := range p.Targets {
+			empty = empty && strings.Contains(target.Expr, "> 0")
+		}
+		if empty && p.FieldConfig.Defaults.NoValue == "" {
+			t.Errorf("%s: nothing is above zero, and the panel has no word for it", p.Title)
 		}
 	}
 }
