@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,10 +65,12 @@ type samples struct {
 	timeline atomic.Uint32 // that of the primary, the highest one seen; written under mu
 
 	mu     sync.Mutex
-	system uint64     // whose timeline it is; guarded by mu
-	ring   [64]sample // guarded by mu
-	last   int        // index of the newest; guarded by mu
+	system uint64   // whose timeline it is; guarded by mu
+	kept   []sample // oldest first; guarded by mu
 }
+
+// keptSamples is how many are kept, however often the primary is asked: the older they are the further apart.
+const keptSamples = 64
 
 // current is the highest timeline of a primary that was met.
 func (s *samples) current() uint32 { return s.timeline.Load() }
@@ -80,7 +84,7 @@ func (s *samples) follow(system uint64, timeline uint32) (before uint32) {
 	before = s.timeline.Load()
 	if timeline > before || s.system != 0 && system != s.system {
 		s.timeline.Store(timeline)
-		s.ring = [len(s.ring)]sample{}
+		s.kept = nil
 	}
 	s.system = system
 	return before
@@ -96,7 +100,10 @@ type sample struct {
 func (s *samples) newest() sample {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring[s.last]
+	if len(s.kept) == 0 {
+		return sample{}
+	}
+	return s.kept[len(s.kept)-1]
 }
 
 func (s *samples) add(v sample) {
@@ -105,15 +112,35 @@ func (s *samples) add(v sample) {
 	if v.timeline < s.timeline.Load() {
 		return
 	}
-	s.last = (s.last + 1) % len(s.ring)
-	s.ring[s.last] = v
+	i := len(s.kept)
+	for i > 0 && s.kept[i-1].at.After(v.at) { // who asked later may be told before
+		i--
+	}
+	s.kept = slices.Insert(s.kept, i, v)
+	if len(s.kept) > keptSamples {
+		s.thin()
+	}
+}
+
+// thin forgets the sample that is missed least: its neighbours are closest together, for their age. What is left lies evenly
+// over the orders of magnitude, so that any age has a sample that is not much younger. mu is held.
+func (s *samples) thin() {
+	missed, least := 1, math.Inf(1)
+	newest := s.kept[len(s.kept)-1].at
+	for i := 1; i < len(s.kept)-1; i++ {
+		before, after := s.kept[i-1].at, s.kept[i+1].at
+		if gap := float64(after.Sub(before)) / float64(newest.Sub(before)+1); gap < least {
+			missed, least = i, gap
+		}
+	}
+	s.kept = slices.Delete(s.kept, missed, missed+1)
 }
 
 // covered is when the newest sample of the timeline was taken that a position covers; zero: none is covered.
 func (s *samples) covered(timeline uint32, lsn LSN) (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, v := range s.ring {
+	for _, v := range s.kept {
 		if v.lsn != 0 && v.lsn <= lsn && v.timeline == timeline {
 			at = later(at, v.at)
 		}
@@ -125,14 +152,17 @@ func (s *samples) covered(timeline uint32, lsn LSN) (at time.Time) {
 func (s *samples) within(now time.Time, age time.Duration) (oldest sample, newest time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range len(s.ring) {
-		v := s.ring[(s.last+len(s.ring)-i)%len(s.ring)]
+	newest = math.MaxInt64
+	for i, v := range slices.Backward(s.kept) {
+		if i == len(s.kept)-1 {
+			newest = now.Sub(v.at)
+		}
 		if v.lsn == 0 || now.Sub(v.at) > age {
 			break
 		}
 		oldest = v
 	}
-	return oldest, now.Sub(s.ring[s.last].at)
+	return oldest, newest
 }
 
 // positionBefore is a position that whoever has replayed it lags age at most. It asks the primary only when the newest

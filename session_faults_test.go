@@ -236,6 +236,25 @@ func TestABoundOnStalenessKnowsTheTimeline(t *testing.T) {
 	}
 }
 
+// A program that writes much asks the primary often where it is. That does not make a bound on staleness any narrower.
+func TestABoundOnStalenessIsAsWideHoweverMuchIsWritten(t *testing.T) {
+	cluster, db, ctx := sessionCluster(t, 1)
+	bounded := pgsplit.ReadOnly(ctx, pgsplit.MaxStaleness(10*time.Minute))
+	text(t, bounded, db, whatAndWhere)
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	pauseAll(t, ctx, cluster)
+	in := pgsplit.WithSession(ctx, pgsplit.NewSession())
+	for i := range 150 {
+		exec(t, in, db, "insert into notes values ($1)", i)
+		text(t, pgsplit.ReadOnly(in), db, whatAndWhere) // it has to know where the write ended
+	}
+	if got := text(t, bounded, db, whatAndWhere); got != "0 true" {
+		t.Errorf("a read that may be ten minutes old was answered with %q", got)
+	}
+}
+
 func TestAHeldConnectionToAStandbyAtThePrimarysAddressProvesTheFloor(t *testing.T) {
 	cluster, primary, ctx := sessionCluster(t, 1)
 	pauseAll(t, ctx, cluster)
