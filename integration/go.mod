@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/pgsplit/pgsplit => ../
 
 require (
+	github.com/DATA-DOG/go-txdb v0.2.1
 	github.com/XSAM/otelsql v0.44.0
 	github.com/gin-gonic/gin v1.12.0
 	github.com/go-chi/chi/v5 v5.5.0
