@@ -129,7 +129,11 @@ func contextError(ctx context.Context, err error) error {
 // withoutPassword is an error whose text does not have the server's configured password, in case a hook or a dialer quotes
 // it. pgx's own errors do not.
 func (s *server) withoutPassword(err error) error {
-	password := s.config.ConnConfig.Password
+	return without(s.config.ConnConfig.Password, err)
+}
+
+// without is an error whose text does not have the password.
+func without(password string, err error) error {
 	if err == nil || password == "" {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -66,6 +67,36 @@ func TestNoFormOfAPasswordIsTold(t *testing.T) {
 			strings.Contains(got, "b%40") || !strings.Contains(got, "xxxxx") {
 			t.Errorf("%s is told as %s", quoted, got)
 		}
+	}
+}
+
+func TestThePasswordThatBeforeConnectSetsIsNotTold(t *testing.T) {
+	config, err := ParseDSN("postgres://u:before@192.0.2.1/d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	config.Logger = slog.New(slog.NewTextHandler(&text, nil))
+	config.Primary.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		c.Password = "of-today"
+		c.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+			return nil, fmt.Errorf("no luck with %s", c.Password)
+		}
+		return nil
+	}
+	c, err := NewConnector(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.primary.open(t.Context(), readWrite, false)
+	c.primary.connected(err)
+	for where, told := range map[string]string{"error": textOf(err), "log": text.String(), "stats": textOf(c.Stats().Servers[0].Cause)} {
+		if !strings.Contains(told, "no luck with xxxxx") {
+			t.Errorf("%s: %s", where, told)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -224,6 +224,9 @@ func (s *server) connect(ctx context.Context, a access, parameter, probe bool, h
 		return err
 	})
 	if err != nil {
+		if config.Password != s.config.ConnConfig.Password { // nobody else knows the one that BeforeConnect set
+			err = without(config.Password, err)
+		}
 		return nil, err
 	}
 	return conn.(*stdlib.Conn), nil

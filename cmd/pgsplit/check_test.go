@@ -210,7 +210,13 @@ func TestCheckNamesWhatIsWrongWithACluster(t *testing.T) {
 	t.Run("reads are cancelled", func(t *testing.T) {
 		set(t, one, "max_standby_streaming_delay = '1s'")
 		finds(t, dsn, severityWarning, "conflicts-cancel-reads", r1)
-		set(t, one, "hot_standby_feedback = on")
+		set(t, one, "max_standby_streaming_delay = -1")
+		fine(t, dsn)
+		set(t, one, "max_standby_archive_delay = '1s'")
+		fine(t, dsn)
+		set(t, one, "restore_command = 'false'")
+		finds(t, dsn, severityWarning, "conflicts-cancel-reads", r1)
+		set(t, one, "restore_command = ''", "hot_standby_feedback = on")
 		fine(t, dsn)
 	})
 	t.Run("slots", func(t *testing.T) {

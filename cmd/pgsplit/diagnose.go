@@ -361,12 +361,16 @@ func (d *diagnosis) slot(label string, i *instance) {
 	}
 }
 
-// soon is a max_standby_streaming_delay below which ordinary reads get cancelled.
+// soon is a max_standby_streaming_delay, or max_standby_archive_delay, below which ordinary reads get cancelled.
 const soon = 5 * time.Second
 
 // conflicts looks at when replay cancels reads.
 func (d *diagnosis) conflicts(label string, i *instance) {
-	delay := time.Duration(i.CancelAfter) * time.Millisecond
+	milliseconds, setting, while := i.CancelAfter, "max_standby_streaming_delay", ""
+	if archive := i.FromArchive; i.HasArchive && archive >= 0 && (milliseconds < 0 || archive < milliseconds) {
+		milliseconds, setting, while = archive, "max_standby_archive_delay", ", while it replays from the archive"
+	}
+	delay := time.Duration(milliseconds) * time.Millisecond
 	if i.Feedback || delay < 0 {
 		return
 	}
@@ -378,9 +382,9 @@ func (d *diagnosis) conflicts(label string, i *instance) {
 		when = "at once"
 	}
 	d.add(sev, "conflicts-cancel-reads", label,
-		"hot_standby_feedback is off: reads that need rows which the primary has vacuumed are cancelled "+when+
+		"hot_standby_feedback is off: reads that need rows which the primary has vacuumed are cancelled "+when+while+
 			". The driver moves them on only before their first row, and not inside a transaction.",
-		"Set hot_standby_feedback = on there, or raise max_standby_streaming_delay.")
+		"Set hot_standby_feedback = on there, or raise "+setting+".")
 }
 
 // twice looks for one instance under several servers. Instances that a server would not use do not count.

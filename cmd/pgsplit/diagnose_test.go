@@ -102,6 +102,12 @@ func TestEachMistakeIsFoundByItsName(t *testing.T) {
 		{"reads cancelled after a while", b(func(i *instance) { i.Feedback, i.CancelAfter = false, 30000 }), "note conflicts-cancel-reads b:5432"},
 		{"reads cancelled at once", b(func(i *instance) { i.Feedback, i.CancelAfter = false, 0 }), "warning conflicts-cancel-reads b:5432"},
 		{"reads never cancelled", b(func(i *instance) { i.Feedback, i.CancelAfter = false, -1 }), ""},
+		{"reads cancelled by the archive", b(func(i *instance) { i.Feedback, i.CancelAfter, i.HasArchive = false, -1, true }),
+			"warning conflicts-cancel-reads b:5432"},
+		{"reads cancelled later by the archive", b(func(i *instance) {
+			i.Feedback, i.CancelAfter, i.HasArchive, i.FromArchive = false, 30000, true, 60000
+		}), "note conflicts-cancel-reads b:5432"},
+		{"no archive to cancel reads", b(func(i *instance) { i.Feedback, i.CancelAfter, i.FromArchive = false, -1, 1000 }), ""},
 		{"it cannot tell who it is", b(func(i *instance) { i.Missing = []string{"pg_control_checkpoint"} }), "error no-privilege b:5432"},
 		{"the primary's positions are closed", a(func(i *instance) { i.Missing = []string{"pg_current_wal_insert_lsn"} }), "warning no-privilege primary"},
 		{"which do not matter on a replica", b(func(i *instance) { i.Missing = []string{"pg_current_wal_insert_lsn"} }), ""},

@@ -62,6 +62,7 @@ type instance struct {
 	HasArchive  bool     `json:"restore_command"`
 	Feedback    bool     `json:"hot_standby_feedback"`
 	CancelAfter int64    `json:"max_standby_streaming_delay_ms"` // -1: never
+	FromArchive int64    `json:"max_standby_archive_delay_ms"`   // the same while it replays from restore_command
 
 	Slots        []string `json:"slots"` // of a primary
 	KeepMB       int64    `json:"wal_keep_size_mb"`
@@ -137,6 +138,7 @@ const basicsQuery = `select pg_catalog.pg_is_in_recovery()::text,
  (pg_catalog.current_setting('restore_command') <> '')::text,
  pg_catalog.current_setting('hot_standby_feedback'),
  (select setting from pg_catalog.pg_settings where name = 'max_standby_streaming_delay'),
+ (select setting from pg_catalog.pg_settings where name = 'max_standby_archive_delay'),
  (select setting from pg_catalog.pg_settings where name = 'wal_keep_size'),
  pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_block_size'))::text,
  pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::text`
@@ -190,6 +192,7 @@ func learn(ctx context.Context, conn *pgx.Conn, asked string) (*instance, error)
 	i.HasArchive = row.text() == "true"
 	i.Feedback = row.text() == "on"
 	i.CancelAfter = row.number()
+	i.FromArchive = row.number()
 	i.KeepMB = row.number()
 	i.block, i.segment = uint64(row.number()), uint64(row.number())
 
