@@ -59,17 +59,16 @@ func leasing(t testing.TB, c *Connector, ctx context.Context) (once, giveBack fu
 	return once, conn.release
 }
 
-// leasings are the contexts under which a warm lease costs nothing but the decision.
-func leasings(t testing.TB) (*Connector, map[string]context.Context) {
+// leasings are the contexts under which a warm lease costs nothing but the decision. shouldPing is a hook of the pools, or nil:
+// where hooks have a say, leases go another way.
+func leasings(t testing.TB, shouldPing func(context.Context, pgxpool.ShouldPingParams) bool) (*Connector, map[string]context.Context) {
 	t.Helper()
 	cluster := pgsplittest.Start(t)
 	config, err := ParseDSN(cluster.DSN())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Connections that are at rest for a second while others are leased would be pinged.
-	never := func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	config.Primary.ShouldPing, config.Replicas[0].Pool.ShouldPing = never, never
+	config.Primary.ShouldPing, config.Replicas[0].Pool.ShouldPing = shouldPing, shouldPing
 	c, err := NewConnector(config)
 	if err != nil {
 		t.Fatal(err)
@@ -83,13 +82,18 @@ func leasings(t testing.TB) (*Connector, map[string]context.Context) {
 	}
 }
 
+// neverPing is a ShouldPing: connections that are at rest for a second while others are leased would be pinged.
+func neverPing(context.Context, pgxpool.ShouldPingParams) bool { return false }
+
 func TestLeasingAWarmConnectionAllocatesNothing(t *testing.T) {
-	c, contexts := leasings(t)
-	for name, ctx := range contexts {
-		once, giveBack := leasing(t, c, ctx)
-		giveBack()
-		if n := testing.AllocsPerRun(1000, once); n != 0 {
-			t.Errorf("%s: %v allocations", name, n)
+	for hook, shouldPing := range map[string]func(context.Context, pgxpool.ShouldPingParams) bool{"no hook": nil, "a hook": neverPing} {
+		c, contexts := leasings(t, shouldPing)
+		for name, ctx := range contexts {
+			once, giveBack := leasing(t, c, ctx)
+			giveBack()
+			if n := testing.AllocsPerRun(1000, once); n != 0 {
+				t.Errorf("%s, %s: %v allocations", name, hook, n)
+			}
 		}
 	}
 }
@@ -139,7 +143,7 @@ func BenchmarkDecision(b *testing.B) {
 }
 
 func BenchmarkLease(b *testing.B) {
-	c, contexts := leasings(b)
+	c, contexts := leasings(b, nil)
 	for name, ctx := range contexts {
 		b.Run("case="+name, func(b *testing.B) {
 			var runs, giveBack []func()
@@ -158,7 +162,7 @@ func BenchmarkLease(b *testing.B) {
 
 // What is told, to whoever wants to know, costs nothing where nobody is told, and a hook costs what the hook does.
 func TestADecisionIsToldWithoutAnAllocation(t *testing.T) {
-	c, contexts := leasings(t)
+	c, contexts := leasings(t, nil)
 	var heard int
 	for name, ctx := range contexts {
 		for _, hook := range []func(context.Context, Decision){nil, func(context.Context, Decision) { heard++ }} {

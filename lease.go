@@ -273,22 +273,20 @@ func (c *Conn) provePrimary(ctx context.Context, p *physical, r *request, w work
 // ReasonReplicasBehind means that it is not proven. The shell holds no lease then, nor after an error.
 func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work, wait time.Duration) (Reason, error) {
 	p := s.leaseReady(readOnly)
-	if p != nil {
-		c.lease = lease{p: p, floor: r.floor}
-		if reason, proven := p.serves(r); proven {
-			return reason, nil
-		}
-	}
-	patience, whole := c.connector.patience(ctx)
 	if p == nil {
+		patience, whole := c.connector.patience(ctx)
 		var err error
 		if p, err = s.lease(ctx, readOnly, patience); err != nil {
 			s.notLetIn(ctx, err, whole)
 			return 0, err
 		}
-		c.lease = lease{p: p}
+	}
+	c.lease = lease{p: p, floor: r.floor}
+	if reason, proven := p.serves(r); proven {
+		return reason, nil
 	}
 	// It has to answer first, and a connection that is still good says nothing about who is behind it.
+	patience, whole := c.connector.patience(ctx)
 	asking, cancel := within(ctx, patience+wait)
 	defer cancel()
 	reason, err := c.prove(asking, p, r, w, wait)
