@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 )
 
@@ -67,7 +69,7 @@ func (b *binaries) templateName() (string, error) {
 }
 
 // lastEntry ends an archive. A tar file that was cut off between two files looks complete otherwise.
-const lastEntry = "end of template"
+const lastEntry = "end of template, files without the zeroes at their end"
 
 // pack writes the files below folder into a new archive, which appears when it is complete.
 func pack(folder, archive string) (err error) {
@@ -82,7 +84,7 @@ func pack(folder, archive string) (err error) {
 		}
 	}()
 	w := tar.NewWriter(f)
-	if err := w.AddFS(os.DirFS(folder)); err != nil {
+	if err := packFiles(w, os.DirFS(folder)); err != nil {
 		return err
 	}
 	if err := w.WriteHeader(&tar.Header{Name: lastEntry, Typeflag: tar.TypeReg, Mode: 0o600}); err != nil {
@@ -101,10 +103,46 @@ func pack(folder, archive string) (err error) {
 	return os.Rename(f.Name(), archive)
 }
 
+// sizeRecord is the size of a file that ends in zeroes, as those of WAL do: these are left out, and become a hole.
+const sizeRecord = "PGSPLIT.size"
+
+func packFiles(w *tar.Writer, files fs.FS) error {
+	return fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil || path == ".":
+			return err
+		case entry.IsDir():
+			return w.WriteHeader(&tar.Header{Name: path + "/", Typeflag: tar.TypeDir, Mode: 0o700})
+		}
+		content, err := fs.ReadFile(files, path)
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Name: path, Typeflag: tar.TypeReg, Mode: 0o600}
+		size := len(content)
+		if content = bytes.TrimRight(content, "\x00"); len(content) < size {
+			header.PAXRecords = map[string]string{sizeRecord: strconv.Itoa(size)}
+		}
+		header.Size = int64(len(content))
+		if err := w.WriteHeader(header); err != nil {
+			return err
+		}
+		_, err = w.Write(content)
+		return err
+	})
+}
+
 // errNotAnArchive says that an archive is not what pack wrote, and should be made anew.
 var errNotAnArchive = errors.New("template is damaged")
 
-var zeroes [64 << 10]byte
+// file is a file or folder in an archive.
+type file struct {
+	name   string
+	folder bool
+	offset int64 // where the archive has its content
+	stored int64 // how much of that is there
+	size   int64
+}
 
 // unpack makes the new folder from an archive, owned by own.
 func unpack(archive, folder string, own *owner) error {
@@ -113,64 +151,96 @@ func unpack(archive, folder string, own *owner) error {
 		return err
 	}
 	defer f.Close()
+	files, err := contents(f)
+	if err != nil {
+		return err
+	}
 	if err := newFolder(folder, own); err != nil {
 		return err
 	}
-	r := tar.NewReader(f)
-	block := make([]byte, len(zeroes))
-	for {
-		header, err := r.Next()
-		if err == nil && header.Name == lastEntry {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %w", errNotAnArchive, err)
-		}
-		path := filepath.Join(folder, header.Name)
-		switch {
-		case !filepath.IsLocal(header.Name):
-			err = fmt.Errorf("%w: %q is outside of it", errNotAnArchive, header.Name)
-		case path == folder:
-			continue
-		case header.Typeflag == tar.TypeDir:
+	for _, file := range files {
+		path := filepath.Join(folder, file.name)
+		if file.folder {
 			err = newFolder(path, own)
-		case header.Typeflag == tar.TypeReg:
-			err = unpackFile(path, own, r, block)
-		default:
-			err = fmt.Errorf("%w: %s is neither file nor folder", errNotAnArchive, header.Name)
+		} else {
+			err = unpackFile(path, own, f, file)
 		}
 		if err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// unpackFile makes a new file with what r holds. Blocks of zeroes, which half of a new server consists of, become holes.
-func unpackFile(path string, own *owner, r io.Reader, block []byte) error {
+// read are the contents of the archives that this process has read: it takes as long as it takes to copy them.
+var read struct {
+	mu       sync.Mutex
+	archives []listing // guarded by mu
+}
+
+type listing struct {
+	of    os.FileInfo
+	files []file
+}
+
+// contents lists what is in an archive.
+func contents(archive *os.File) ([]file, error) {
+	info, err := archive.Stat()
+	if err != nil {
+		return nil, err
+	}
+	read.mu.Lock()
+	defer read.mu.Unlock()
+	for _, known := range read.archives {
+		if os.SameFile(known.of, info) && known.of.Size() == info.Size() && known.of.ModTime().Equal(info.ModTime()) {
+			return known.files, nil
+		}
+	}
+	files, err := list(archive)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotAnArchive, err)
+	}
+	read.archives = append(read.archives, listing{info, files})
+	return files, nil
+}
+
+func list(archive *os.File) (files []file, err error) {
+	r := tar.NewReader(archive)
+	for {
+		header, err := r.Next()
+		if err != nil {
+			return nil, err
+		}
+		if header.Name == lastEntry {
+			return files, nil
+		}
+		f := file{name: header.Name, folder: header.Typeflag == tar.TypeDir, stored: header.Size, size: header.Size}
+		if !filepath.IsLocal(f.name) || !f.folder && header.Typeflag != tar.TypeReg {
+			return nil, fmt.Errorf("%q is not what belongs there", f.name)
+		}
+		if text, ok := header.PAXRecords[sizeRecord]; ok {
+			if f.size, err = strconv.ParseInt(text, 10, 64); err != nil || f.size < f.stored {
+				return nil, fmt.Errorf("%s has a size of %q", f.name, text)
+			}
+		}
+		if f.offset, err = archive.Seek(0, io.SeekCurrent); err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+}
+
+func unpackFile(path string, own *owner, archive *os.File, file file) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	var size, written int64
-	for {
-		n, err := io.ReadFull(r, block)
-		if n > 0 && !bytes.Equal(block[:n], zeroes[:n]) {
-			if _, err := f.WriteAt(block[:n], size); err != nil {
-				return err
-			}
-			written = size + int64(n)
-		}
-		size += int64(n)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %s: %w", errNotAnArchive, path, err)
-		}
+	if err := copyRange(f, archive, file.offset, file.stored); err != nil {
+		return err
 	}
-	if written < size {
-		if err := f.Truncate(size); err != nil {
+	if file.stored < file.size {
+		if err := f.Truncate(file.size); err != nil {
 			return err
 		}
 	}
@@ -178,6 +248,15 @@ func unpackFile(path string, own *owner, r io.Reader, block []byte) error {
 		return err
 	}
 	return f.Close()
+}
+
+// copyBytes is copyRange where no system call does it.
+func copyBytes(to, from *os.File, offset, n int64) error {
+	copied, err := io.Copy(to, io.NewSectionReader(from, offset, n))
+	if err == nil && copied < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // newFolder makes a folder that only own can enter.
