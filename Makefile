@@ -5,9 +5,10 @@ SHELL := /bin/bash
 
 # Arguments for the demo, as in: make demo DEMO_ARGS='--once'
 DEMO_ARGS ?=
-# How often, and which benchmarks.
+# Which benchmarks, how often, and for how long or how many rounds (50x).
 BENCH ?= .
 BENCH_COUNT ?= 1
+BENCH_TIME ?= 1s
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 export FUZZTIME
@@ -39,9 +40,9 @@ tidy-check: ## whether go.mod and go.sum of each module say what its source impo
 fuzz: ## each fuzz target for FUZZTIME (10s)
 	@scripts/fuzz
 
-bench: ## benchmarks (BENCH=regexp BENCH_COUNT=n)
+bench: ## benchmarks (BENCH=regexp BENCH_COUNT=n BENCH_TIME=1s)
 	@bin=$$(scripts/postgres-bin) && for module in $$(scripts/modules); do (cd "$$module" && \
-		PGSPLIT_PG_BIN=$$bin GOWORK=off go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(BENCH_COUNT) -timeout 60m ./...) || exit 1; done
+		PGSPLIT_PG_BIN=$$bin GOWORK=off go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(BENCH_COUNT) -benchtime '$(BENCH_TIME)' -timeout 60m ./...) || exit 1; done
 
 soak: ## sessions, writes and reads under random faults, and a verdict (SECONDS=600 SEED=7)
 	@bin=$$(scripts/postgres-bin) && cd integration && PGSPLIT_PG_BIN=$$bin PGSPLIT_SOAK_SECONDS=$(SECONDS) PGSPLIT_SOAK_SEED=$(SEED) \

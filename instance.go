@@ -96,7 +96,6 @@ type identity struct {
 	version    int    // server_version_num
 	timeline   uint32 // on a standby as far as the role may see it (F10)
 	inRecovery bool
-	readOnly   bool // default_transaction_read_only is on
 	pooled     bool // somebody stands in between: nothing here holds beyond one transaction (F23)
 	position   LSN  // replay position, zero on a primary
 	wal        walGeometry
@@ -106,7 +105,6 @@ type identity struct {
 // identityQuery is open to every role, on every version since 13. It is sent as a simple query, which every pooler
 // takes. The names are qualified because the session's search_path is the caller's.
 const identityQuery = `select pg_catalog.pg_is_in_recovery()::text,
- pg_catalog.current_setting('default_transaction_read_only'),
  pg_catalog.current_setting('server_version_num'),
  pg_catalog.pg_backend_pid()::text,
  (select system_identifier::text from pg_catalog.pg_control_system()),
@@ -138,7 +136,6 @@ func identify(ctx context.Context, conn *pgconn.PgConn) (identity, error) {
 	row := fields{values: results[0].Rows[0]}
 	var id identity
 	id.inRecovery = row.text() == "true"
-	id.readOnly = row.text() == "on"
 	id.version = int(row.number())
 	id.pooled = uint32(row.number()) != conn.PID()
 	id.life.system = row.text()

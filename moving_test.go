@@ -244,7 +244,7 @@ func TestReadsThatNameWhatIsNotReplayedYetAreAnsweredByThePrimary(t *testing.T) 
 	for _, thing := range []struct{ ddl, query, code string }{
 		{"alter table old add column fresh text default 'x'", "select fresh from old", "42703"},
 		{"create table new (a text); insert into new values ('x')", "select a from new", "42P01"},
-		{"create function newest() returns text language sql return 'x'", "select newest()", "42883"},
+		{"create function newest() returns text language sql as $$select 'x'$$", "select newest()", "42883"},
 		{"create type mood as enum ('x')", "select 'x'::mood::text", "42704"},
 		{"create view look as select 'x' as a", "select a from look", "42P01"},
 	} {

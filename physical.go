@@ -60,14 +60,11 @@ func (p *physical) closed() bool { return p.pg.IsClosed() }
 // inTx tells whether the server's last word was that a transaction is open or failed.
 func (p *physical) inTx() bool { return p.conn().TxStatus() != 'I' }
 
-// enforced tells whether the session itself refuses writes, at no cost: the startup parameter arrived and still holds.
-// The parameter is reported since 14; before that what the identity query saw has to do (F8, F23).
+// enforced tells whether the session itself refuses writes, at no cost: the startup parameter arrived and still holds. A
+// server says that since 14: on an older one, as behind a pooler, nobody would notice that a caller has switched it off (F8, F23).
 func (p *physical) enforced() bool {
-	if p.access != readOnly || p.id.pooled {
+	if p.access != readOnly || p.id.pooled || p.id.version < 140000 {
 		return false
-	}
-	if p.id.version < 140000 {
-		return p.id.readOnly
 	}
 	return p.conn().ParameterStatus(readOnlyParameter) == "on"
 }

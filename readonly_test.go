@@ -608,7 +608,7 @@ func TestASessionThatReadsAndWritesInTurnKeepsNothingOfTheOther(t *testing.T) {
 			exec(t, ctx, db, leave)
 		}
 		exec(t, ctx, db, "update ledger set amount = 1")
-		if now := text(t, read, db, pid); now != backend {
+		if now := text(t, read, db, pid); now != backend && cluster.Version() >= 14 { // an older one cannot be switched
 			t.Errorf("after %q: another connection", leave)
 			backend = now
 		}

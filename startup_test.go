@@ -234,7 +234,7 @@ func requirePassword(t testing.TB, s *pgsplittest.Server, role string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.WriteString("host all " + role + " 127.0.0.1/32 scram-sha-256\n" + string(rules))
+	_, err = f.WriteString("host all " + role + " 127.0.0.1/32 password\n" + string(rules))
 	if err := errors.Join(err, f.Close(), s.Exec(patient(t), "select pg_reload_conf()")); err != nil {
 		t.Fatal(err)
 	}
