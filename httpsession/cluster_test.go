@@ -607,3 +607,53 @@ func TestMonotonicCallersNeverSeeLessThanBefore(t *testing.T) {
 		t.Error("a caller saw less than before")
 	}
 }
+
+// A response that moves its caller to another replica takes the place of the token that a parallel request came with: that one
+// read where the token said, and so had nothing to say itself.
+func TestAParallelRequestKeepsWhatTheOtherOneHasSeen(t *testing.T) {
+	cluster := start(t, pgsplittest.Replicas(2))
+	ctx := patient(t)
+	db, err := open(patiently(cluster))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	only := func(replica int, program func(*sql.DB) http.Handler) string {
+		return serving(t, strings.Fields(patiently(cluster))[0]+" "+cluster.Replicas[replica].URI(), program, httpsession.Monotonic())
+	}
+	ahead := only(0, app)
+	behind := only(1, func(db *sql.DB) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := httptest.NewRecorder()
+			app(db).ServeHTTP(answer, r)
+			if r.URL.Path == "/slow" {
+				begun <- struct{}{}
+				<-goOn
+			}
+			_, _ = w.Write(answer.Body.Bytes())
+		})
+	})
+	client := caller(t)
+	seen := func(process, want string) {
+		t.Helper()
+		if got, _ := fetch(t, client, http.MethodGet, process); got != want {
+			t.Errorf("%q instead of %q", got, want)
+		}
+	}
+	seen(ahead+"/seen", "0 replica")
+	var slow sync.WaitGroup
+	slow.Go(func() { seen(behind+"/slow", "0 replica") })
+	<-begun
+	pause(t, cluster.Replicas[1])
+	if err := writes["autocommit"](ctx, db, "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.CatchUp(ctx); err != nil {
+		t.Fatal(err)
+	}
+	seen(ahead+"/seen", "1 replica")
+	goOn <- struct{}{}
+	slow.Wait()
+	seen(behind+"/seen", "1 primary")
+}

@@ -110,8 +110,8 @@ func (x *exchange) leave(status int) {
 		if x.distrusted() {
 			known = known.Merge(x.merged) // what could be read, the session knows nothing of
 		}
-		if changed = !same(known, x.told, time.Now()); changed {
-			token, x.told, x.left = known, known, true
+		if leaves := x.shared(known); !same(leaves, x.told, time.Now()) {
+			token, x.told, x.left, changed = leaves, known, true, true
 		}
 	}
 	if !changed {
@@ -125,6 +125,18 @@ func (x *exchange) leave(status int) {
 	if len(x.header["Cache-Control"]) == 0 {
 		x.header.Set("Cache-Control", "private")
 	}
+}
+
+// shared adds to a token the instances that the request came with. Parallel requests that came with the same cookie may read
+// there up to now, and their responses have nothing new to say: they rely on the cookie that this token takes the place of.
+func (x *exchange) shared(t pgsplit.Token) pgsplit.Token {
+	var read pgsplit.Token
+	for _, f := range x.merged.Floors {
+		if f.Instance != 0 {
+			read.Floors = append(read.Floors, pgsplit.TokenFloor{System: f.System, Instance: f.Instance})
+		}
+	}
+	return t.Merge(read)
 }
 
 // streams tells whether PinOnStart applies to a response that begins with the status.
