@@ -48,7 +48,7 @@ var errPutAside = errors.New("the caller has seen a later timeline than this ser
 // the caller has ended by text may have committed.
 func (l *lease) endTx() {
 	l.inTx = false
-	ended := !l.p.closed() && !l.p.inTx()
+	ended := l.p.overheard.ended || !l.p.closed() && !l.p.inTx()
 	l.writers = slices.DeleteFunc(l.writers, func(w writer) bool {
 		switch {
 		case !w.inTx:
@@ -447,6 +447,9 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 	if o.committed && err != nil {
 		p.where = whereText
 	}
+	if p.overheard.ended {
+		o.at = 0 // what ended before may be asynchronous
+	}
 	return o, err
 }
 
@@ -455,6 +458,7 @@ func (p *physical) commit(ctx context.Context) (commitOutcome, error) {
 type overheard struct {
 	begun bool // a transaction was begun inside another one
 	wrote bool // rows were written, in the transaction of BeginTx
+	ended bool // that one was ended by text, and what is open is another one
 }
 
 var _ pgx.QueryTracer = (*overheard)(nil)
@@ -467,7 +471,14 @@ func (*overheard) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQ
 // TraceQueryEnd implements pgx.QueryTracer.
 func (o *overheard) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	tag := data.CommandTag
-	if o.wrote || data.Err != nil || tag.Select() {
+	if data.Err != nil || tag.Select() {
+		return
+	}
+	switch tag.String() {
+	case "COMMIT", "PREPARE TRANSACTION", "BEGIN", "START TRANSACTION":
+		o.ended = true
+	}
+	if o.wrote {
 		return
 	}
 	writes := tag.Insert() || tag.Update() || tag.Delete() || strings.HasPrefix(tag.String(), "MERGE")
@@ -504,7 +515,7 @@ func (c *Conn) commitFor(ctx context.Context) error {
 		switch {
 		case o.committed && o.at != 0 && o.wrote:
 			w.session.committed(c.connector, p.id.system, floor{p.id.timeline, o.at})
-		case !w.inTx, o.committed && o.at == 0, !o.committed && !failed:
+		case !w.inTx, o.committed && o.at == 0, !o.committed && !failed, p.overheard.ended:
 			// Earlier statements on this connection, a position that was not told, an outcome that is unknown: to be asked
 			// for later.
 			return false

@@ -127,7 +127,7 @@ func (c *Conn) begin(ctx context.Context, p *physical, opts driver.TxOptions, re
 	opts.ReadOnly = opts.ReadOnly || readOnly
 	t, err = p.std.BeginTx(ctx, opts)
 	if err == nil && !readOnly && !c.lease.standIn {
-		c.lease.inTx, p.overheard.wrote = true, false
+		c.lease.inTx, p.overheard.wrote, p.overheard.ended = true, false, false
 		t = &tx{Tx: t, conn: c, ctx: ctx}
 		err = c.noteWrite(sc)
 	}

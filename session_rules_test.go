@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
 )
@@ -397,5 +399,47 @@ func TestAfterALossyFailoverOldTokensGiveWayToNewOnes(t *testing.T) {
 	// The replica still follows the old primary: it never has what the new one writes, whatever its position says.
 	if got := text(t, pgsplit.ReadOnly(inSession), db, "select count(*)::text from notes where id = 5001"); got != "1" {
 		t.Error("the caller's own write is missing")
+	}
+}
+
+// A caller may end its transaction by text, and go on in another one: what the first one wrote is its own, however the second
+// one ends.
+func TestATokenCoversATransactionThatWasEndedByText(t *testing.T) {
+	cluster, db, ctx := sessionCluster(t, 1)
+	pauseAll(t, ctx, cluster)
+	commit, rollback := (*sql.Tx).Commit, (*sql.Tx).Rollback
+	id := 0
+	for _, c := range []struct {
+		name string
+		then []string
+		end  func(*sql.Tx) error
+	}{
+		{"commit and chain, commit", []string{"commit and chain"}, commit},
+		{"commit and chain, rollback", []string{"commit and chain"}, rollback},
+		{"commit, begin, commit", []string{"commit", "begin"}, commit},
+		{"commit, begin in one message, rollback", []string{"commit; begin"}, rollback},
+	} {
+		for _, insert := range []string{
+			"insert into notes values ($1) returning id::text",
+			"with w as (insert into notes values ($1) returning id) select id::text from w",
+		} {
+			id++
+			session := pgsplit.NewSession()
+			tx, err := db.BeginTx(pgsplit.WithSession(ctx, session), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text(t, ctx, tx, insert, id)
+			for _, then := range c.then {
+				exec(t, ctx, tx, then, pgx.QueryExecModeSimpleProtocol)
+			}
+			if err := c.end(tx); err != nil {
+				t.Fatal(err)
+			}
+			next := pgsplit.WithSession(ctx, pgsplit.SessionFromToken(tokenOf(t, ctx, session)))
+			if got := text(t, pgsplit.ReadOnly(next), db, "select count(*)::text from notes where id = $1", id); got != "1" {
+				t.Errorf("%s: %q is not seen", c.name, insert)
+			}
+		}
 	}
 }
