@@ -174,7 +174,8 @@ func (s *Session) Advance(t Token) {
 	}
 }
 
-// Changed tells whether the session's Token says more than the one that it began with.
+// Changed tells whether the session's Token says more than the one that it began with. Where it carries reads that is so
+// whenever it has read, even on the instance that the token names already: it showed more than before.
 func (s *Session) Changed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,6 +320,7 @@ func (s *Session) beginRead(c *Connector, system uint64, instance uint32, on *se
 	defer s.mu.Unlock()
 	t := s.trail(c, system)
 	t.last = on
+	s.changed = s.changed || s.carry
 	for i := range t.readers {
 		if t.readers[i].instance == instance {
 			t.readers[i].running++
@@ -326,7 +328,6 @@ func (s *Session) beginRead(c *Connector, system uint64, instance uint32, on *se
 		}
 	}
 	t.readers = append(t.readers, reader{instance: instance, running: 1})
-	s.changed = s.changed || s.carry
 }
 
 // endRead notes its end.

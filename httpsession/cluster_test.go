@@ -608,8 +608,8 @@ func TestMonotonicCallersNeverSeeLessThanBefore(t *testing.T) {
 	}
 }
 
-// A response that moves its caller to another replica takes the place of the token that a parallel request came with: that one
-// read where the token said, and so had nothing to say itself.
+// A response that moves its caller to another replica removes the cookie that a parallel request came with. What that one has
+// shown since, where the cookie says, is not lost.
 func TestAParallelRequestKeepsWhatTheOtherOneHasSeen(t *testing.T) {
 	cluster := start(t, pgsplittest.Replicas(2))
 	ctx := patient(t)

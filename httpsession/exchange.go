@@ -110,8 +110,8 @@ func (x *exchange) leave(status int) {
 		if x.distrusted() {
 			known = known.Merge(x.merged) // what could be read, the session knows nothing of
 		}
-		if leaves := x.shared(known); !same(leaves, x.told, time.Now()) {
-			token, x.told, x.left, changed = leaves, known, true, true
+		if changed = readOn(known) || !same(known, x.told, time.Now()); changed {
+			token, x.told, x.left = known, known, true
 		}
 	}
 	if !changed {
@@ -127,16 +127,10 @@ func (x *exchange) leave(status int) {
 	}
 }
 
-// shared adds to a token the instances that the request came with. Parallel requests that came with the same cookie may read
-// there up to now, and their responses have nothing new to say: they rely on the cookie that this token takes the place of.
-func (x *exchange) shared(t pgsplit.Token) pgsplit.Token {
-	var read pgsplit.Token
-	for _, f := range x.merged.Floors {
-		if f.Instance != 0 {
-			read.Floors = append(read.Floors, pgsplit.TokenFloor{System: f.System, Instance: f.Instance})
-		}
-	}
-	return t.Merge(read)
+// readOn tells whether a token says where its caller read last. Such a one leaves even if it is the one that came: what was
+// read there now is more than before, and the response to a parallel request may remove the cookie that came.
+func readOn(t pgsplit.Token) bool {
+	return slices.ContainsFunc(t.Floors, func(f pgsplit.TokenFloor) bool { return f.Instance != 0 })
 }
 
 // streams tells whether PinOnStart applies to a response that begins with the status.
@@ -171,7 +165,7 @@ func (x *exchange) late(now time.Time) bool {
 		switch {
 		case told.PinnedUntil.After(now), every.PinnedUntil.After(now):
 		case (told.Resolve || every.Resolve) && !x.left: // its next request asks the primary, as this one did
-		case f.Instance != 0 && f.Instance != told.Instance,
+		case f.Instance != 0 && (f.Instance != told.Instance || !x.left),
 			!covers(pgsplit.Token{Floors: []pgsplit.TokenFloor{told}}, pgsplit.Token{Floors: []pgsplit.TokenFloor{f}}, now):
 			return true
 		}

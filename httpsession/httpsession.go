@@ -76,7 +76,7 @@ func ForcePrimaryHeader(name string) Option {
 }
 
 // Monotonic carries what requests have read, too: a caller's next request never sees less than the ones before. The
-// price is that responses to reads set cookies, whenever there is something new to say. The default carries writes.
+// price is that responses to reads set cookies. The default carries writes.
 func Monotonic() Option {
 	return func(m *middleware) { m.monotonic = true }
 }
