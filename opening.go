@@ -16,6 +16,7 @@ type opening struct {
 	done   chan struct{} // closed once p and err are there
 
 	claimed bool // somebody waits; guarded by server.mu
+	dropped bool // nobody may join it: its place was needed; guarded by server.mu
 	ended   bool // guarded by server.mu
 
 	p   *physical
@@ -63,7 +64,7 @@ func (s *server) finish(ctx context.Context, o *opening) {
 // joinOpening takes over a connection on its way that nobody waits for any more. mu is held.
 func (s *server) joinOpening(a access) *opening {
 	for _, o := range s.openings {
-		if o.access == a && !o.claimed {
+		if o.access == a && !o.claimed && !o.dropped {
 			o.claimed = true
 			return o
 		}

@@ -217,8 +217,8 @@ func (e errShut) Unwrap() error { return e.error }
 // dropOrphan ends a connection on its way that nobody waits for: its place is needed. mu is held.
 func (s *server) dropOrphan() {
 	for _, o := range s.openings {
-		if !o.claimed {
-			o.claimed = true // nobody may join it
+		if !o.claimed && !o.dropped {
+			o.dropped = true // it may be there nevertheless before it notices
 			o.cancel()
 			return
 		}
