@@ -27,7 +27,7 @@ var initdbArguments = []string{"--username=postgres", "--auth=trust", "--no-sync
 var templateMu sync.Mutex
 
 // template returns the path of an archive of a fresh data folder. scratch is a folder that the servers' owner can write
-// to; without a cache folder the archive itself is left there.
+// to; without a cache folder that takes the archive it is left there.
 func (b *binaries) template(ctx context.Context, scratch string) (string, error) {
 	templateMu.Lock()
 	defer templateMu.Unlock()
@@ -52,7 +52,12 @@ func (b *binaries) template(ctx context.Context, scratch string) (string, error)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("pgsplittest: initdb: %w: %s", err, out)
 	}
-	if err := pack(data, archive); err != nil {
+	err = pack(data, archive)
+	if err != nil && folder != scratch { // nobody may write there, or it is full
+		archive = filepath.Join(scratch, name)
+		err = pack(data, archive)
+	}
+	if err != nil {
 		return "", fmt.Errorf("pgsplittest: keep a template of the data folder: %w", err)
 	}
 	return archive, nil

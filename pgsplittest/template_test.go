@@ -58,3 +58,14 @@ func TestBytesOfAFileAreAppendedToAnother(t *testing.T) {
 		}
 	}
 }
+
+// A cache folder may be there and take nothing: as in a container whose home is read only.
+func TestAClusterStartsWithACacheFolderThatTakesNothing(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	must(t, os.Mkdir(filepath.Join(cache, "pgsplit"), 0o700))
+	must(t, os.Symlink("/proc", filepath.Join(cache, "pgsplit", "templates"))) // not even from root
+	if err := Start(t, Replicas(0)).Primary.Exec(t.Context(), "select 1"); err != nil {
+		t.Error(err)
+	}
+}
