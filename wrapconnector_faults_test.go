@@ -132,6 +132,33 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 		}
 	})
 
+	t.Run("a write that was not sent is none of its successes, though SQL of its own was sent before", func(t *testing.T) {
+		f.open(t, func(*middleware) {}) // no notes
+		var breaks, swallowed atomic.Bool
+		db := openConfigured(t, cluster.Primary.URI(), func(config *pgsplit.Config) {
+			config.Primary.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, address)
+				return unsending{conn, &breaks}, err
+			}
+			config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+				return &middleware{server: s, inner: inner, exec: func(ctx context.Context, c rawConn, _ string, next execNext) (driver.Result, error) {
+					if _, err := c.ExecContext(ctx, "select 'its own'", nil); err != nil {
+						t.Error(err)
+					}
+					breaks.Store(swallowed.CompareAndSwap(false, true))
+					result, _ := next()
+					return result, nil
+				}}
+			}
+		})
+		want(t, ctx, db, "select 'warm'", "warm")
+		_, err := db.ExecContext(ctx, "insert into notes values (1)")
+		if got := f.notes(t); err == nil || got != "0" || !swallowed.Load() {
+			t.Errorf("%s rows, and %v", got, err)
+		}
+		exec(t, ctx, db, "insert into notes values (1)")
+	})
+
 	t.Run("a write whose outcome it hides keeps its session on the primary", func(t *testing.T) {
 		db := f.open(t, func(m *middleware) {
 			m.exec = func(_ context.Context, c rawConn, _ string, next execNext) (driver.Result, error) {

@@ -50,7 +50,7 @@ func (w *wrapping) leave(err error, rows bool) error {
 	case badConn && call.effect, errors.Is(err, driver.ErrSkip):
 		// sql.DB would run it again.
 		return fmt.Errorf("pgsplit: %s: WrapConnector's connection says %q of a call that it has to pass on once", w.p.server, err)
-	case err == nil && (!call.ran || !call.effect && errors.Is(call.raw, driver.ErrBadConn)):
+	case err == nil && (!call.ran || errors.Is(call.raw, driver.ErrBadConn)):
 		return hookError{fmt.Errorf("pgsplit: %s: WrapConnector's connection answered without the one that it wraps", w.p.server)}
 	}
 	return err
