@@ -69,6 +69,31 @@ func (c unsending) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// openUnsending opens the primary behind a middleware that does something of its own before each Exec, and swallows what becomes
+// of the first one, which is not sent.
+func (f *faulty) openUnsending(t *testing.T, first func(ctx context.Context, c rawConn)) (db *sql.DB, swallowed *atomic.Bool) {
+	t.Helper()
+	exec(t, f.ctx, f.db, "truncate notes")
+	var breaks atomic.Bool
+	swallowed = new(atomic.Bool)
+	db = openConfigured(t, f.Primary.URI(), func(config *pgsplit.Config) {
+		config.Primary.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			return unsending{conn, &breaks}, err
+		}
+		config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
+			return &middleware{server: s, inner: inner, exec: func(ctx context.Context, c rawConn, _ string, next execNext) (driver.Result, error) {
+				first(ctx, c)
+				breaks.Store(swallowed.CompareAndSwap(false, true))
+				result, _ := next()
+				return result, nil
+			}}
+		}
+	})
+	db.SetMaxOpenConns(1)
+	return db, swallowed
+}
+
 type (
 	execNext  = func() (driver.Result, error)
 	queryNext = func() (driver.Rows, error)
@@ -109,22 +134,7 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 	})
 
 	t.Run("a write that was not sent is none of its successes", func(t *testing.T) {
-		f.open(t, func(*middleware) {}) // no notes
-		var breaks, swallowed atomic.Bool
-		db := openConfigured(t, cluster.Primary.URI(), func(config *pgsplit.Config) {
-			config.Primary.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := new(net.Dialer).DialContext(ctx, network, address)
-				return unsending{conn, &breaks}, err
-			}
-			config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
-				return &middleware{server: s, inner: inner, exec: func(_ context.Context, _ rawConn, _ string, next execNext) (driver.Result, error) {
-					breaks.Store(swallowed.CompareAndSwap(false, true))
-					result, _ := next()
-					return result, nil
-				}}
-			}
-		})
-		db.SetMaxOpenConns(1)
+		db, swallowed := f.openUnsending(t, func(context.Context, rawConn) {})
 		want(t, ctx, db, "select 'warm'", "warm")
 		exec(t, ctx, db, "insert into notes values (1)")
 		if got := f.notes(t); got != "1" || !swallowed.Load() {
@@ -133,22 +143,9 @@ func TestAWrapperMayDoItsWorstAndNothingIsLostOrWrittenTwice(t *testing.T) {
 	})
 
 	t.Run("a write that was not sent is none of its successes, though SQL of its own was sent before", func(t *testing.T) {
-		f.open(t, func(*middleware) {}) // no notes
-		var breaks, swallowed atomic.Bool
-		db := openConfigured(t, cluster.Primary.URI(), func(config *pgsplit.Config) {
-			config.Primary.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := new(net.Dialer).DialContext(ctx, network, address)
-				return unsending{conn, &breaks}, err
-			}
-			config.WrapConnector = func(s pgsplit.Server, inner driver.Connector) driver.Connector {
-				return &middleware{server: s, inner: inner, exec: func(ctx context.Context, c rawConn, _ string, next execNext) (driver.Result, error) {
-					if _, err := c.ExecContext(ctx, "select 'its own'", nil); err != nil {
-						t.Error(err)
-					}
-					breaks.Store(swallowed.CompareAndSwap(false, true))
-					result, _ := next()
-					return result, nil
-				}}
+		db, swallowed := f.openUnsending(t, func(ctx context.Context, c rawConn) {
+			if _, err := c.ExecContext(ctx, "select 'its own'", nil); err != nil {
+				t.Error(err)
 			}
 		})
 		want(t, ctx, db, "select 'warm'", "warm")
