@@ -35,7 +35,7 @@ func (s *sessionRun) asRoles(t *testing.T, ctx context.Context) (dbs []*sql.DB) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		db, err := sql.Open("pgsplit", strings.ReplaceAll(s.cluster.DSN(), "postgres@", role+"@"))
+		db, err := sql.Open("pgsplit", strings.ReplaceAll(direct(s.cluster), "user=postgres", "user="+role))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,34 +78,41 @@ func (s *sessionRun) writeWithItsSetting(ctx context.Context, caller int) error 
 	}
 }
 
-// neighbours leaves two transactions of others open for the time of the test: one is idle, and one goes on writing.
+// neighbours keeps two transactions of others open for the time of the test: one is idle, and one goes on writing. Now and
+// then they end and others begin, so that the server can clean up behind the callers' updates.
 func (s *sessionRun) neighbours(t *testing.T) {
 	t.Helper()
 	const write = "select pg_logical_emit_message(true, 'pgsplit test', repeat('x', 500))"
-	begin := func() *pgx.Conn {
+	connect := func() *pgx.Conn {
 		ctx := context.Background()
 		conn, err := s.cluster.Primary.Conn(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = conn.Close(ctx) })
-		if _, err := conn.Exec(ctx, "begin; "+write); err != nil {
-			t.Fatal(err)
-		}
 		return conn
 	}
-	begin()
-	busy := begin()
+	idle, busy := connect(), connect()
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for ctx.Err() == nil {
-			if _, err := busy.Exec(ctx, write); err != nil && ctx.Err() == nil {
-				t.Errorf("the busy neighbour: %v", err)
+		for n := 0; ctx.Err() == nil; n++ {
+			var err error
+			if n%250 == 0 {
+				_, err = idle.Exec(ctx, "rollback; begin; "+write)
+				if err == nil {
+					_, err = busy.Exec(ctx, "rollback; begin")
+				}
+			}
+			if err == nil {
+				_, err = busy.Exec(ctx, write)
+			}
+			if err != nil && ctx.Err() == nil {
+				t.Errorf("a neighbour: %v", err)
 				return
 			}
-			pass(ctx, 200*time.Microsecond)
+			pass(ctx, time.Millisecond)
 		}
 	}()
 	t.Cleanup(func() {

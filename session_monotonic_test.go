@@ -55,9 +55,9 @@ func newMonotonicRun(t *testing.T, dsn func(*pgsplittest.Cluster) string, change
 
 // labelled gives each replica its name as its label.
 func labelled(c *pgsplittest.Cluster) string {
-	dsn := c.Primary.URI()
+	dsn := c.Primary.SocketURI()
 	for _, replica := range c.Replicas {
-		dsn += " " + replica.URI() + "&label=" + replica.Name()
+		dsn += " " + replica.SocketURI() + "&label=" + replica.Name()
 	}
 	return dsn
 }
@@ -251,7 +251,7 @@ func (f *floorRun) swaps(ctx context.Context, r *rand.Rand) error {
 			return err
 		}
 	}
-	pass(ctx, time.Duration(r.IntN(30))*time.Millisecond)
+	pass(ctx, time.Duration(100+r.IntN(100))*time.Millisecond) // connections are made meanwhile
 	return nil
 }
 
