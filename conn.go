@@ -223,7 +223,8 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		p.overheard.begun = false
 		watched := p.server.replica() && !w.foreign
 		if watched {
-			p.awaitReply(ctx, movable)
+			p.awaitReply(ctx, movable, c.lease.at)
+			c.lease.at = 0
 		}
 		err = call(c.telling(ctx), p, readOnly)
 		if c.lease.wrapped && p.overheard.begun {

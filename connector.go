@@ -142,7 +142,10 @@ const askAgain = 10 * time.Millisecond
 
 // look fills the views of the replicas for one decision.
 func (c *Connector) look(views []view, r *request) []view {
-	stays := c.lastRead(r)
+	var stays *server
+	if r.scope != nil {
+		stays = c.lastRead(r)
+	}
 	floor := r.floor
 	views = views[:0]
 	for _, s := range c.replicas {
@@ -154,7 +157,7 @@ func (c *Connector) look(views []view, r *request) []view {
 			state:    s.health.state(),
 			stays:    s == stays,
 		}
-		v.unasked = v.position < floor && time.Since(time.Unix(0, s.asked.Load())) > askAgain
+		v.unasked = v.position < floor && present().since(s.asked.load()) > askAgain
 		views = append(views, v)
 	}
 	return views

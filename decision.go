@@ -24,6 +24,7 @@ func (c *Conn) decided(ctx context.Context, r Reason, floor LSN) {
 	c.decision = d
 	if hook != nil {
 		hook(ctx, d)
+		c.lease.at = 0 // it takes as long as it likes
 	}
 }
 

@@ -12,13 +12,14 @@ import (
 // lease is the physical connection that a shell holds from its first need until sql.DB takes the shell back.
 type lease struct {
 	p       *physical
-	held    bool // for statements that may write: the session's state is the caller's, and stays with the shell
-	wrapped bool // inside a READ ONLY transaction of our own, which the driver ends
-	hinted  bool // the caller's transaction is read only because its context said so
-	used    bool // a call ran on it before
-	inTx    bool // inside a transaction of BeginTx that may write
-	standIn bool // a replica serves what asked for the primary
-	floor   LSN  // proven when the statement or the transaction began
+	held    bool   // for statements that may write: the session's state is the caller's, and stays with the shell
+	wrapped bool   // inside a READ ONLY transaction of our own, which the driver ends
+	hinted  bool   // the caller's transaction is read only because its context said so
+	used    bool   // a call ran on it before
+	inTx    bool   // inside a transaction of BeginTx that may write
+	standIn bool   // a replica serves what asked for the primary
+	at      moment // when it began, if the call follows at once; zero: some time ago
+	floor   LSN    // proven when the statement or the transaction began
 
 	writers []writer   // sessions on whose behalf it may have written
 	readers []*Session // sessions on whose behalf it reads
@@ -243,7 +244,7 @@ func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
 		s.stats.failures.Add(1)
 		return noPrimary(err)
 	}
-	c.lease = lease{p: p, held: !r.readOnly && !w.harmless, floor: r.floor}
+	c.lease.p, c.lease.held, c.lease.floor = p, !r.readOnly && !w.harmless, r.floor
 	if !r.readOnly {
 		return nil
 	}
@@ -272,7 +273,7 @@ func (c *Conn) provePrimary(ctx context.Context, p *physical, r *request, w work
 // acquireReplica leases a connection to the replica and proves the floor on it, waiting for the floor if wait says so.
 // ReasonReplicasBehind means that it is not proven. The shell holds no lease then, nor after an error.
 func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work, wait time.Duration) (Reason, error) {
-	p := s.leaseReady(readOnly)
+	p, at := s.leaseReady(readOnly)
 	if p == nil {
 		patience, whole := c.connector.patience(ctx)
 		var err error
@@ -281,8 +282,9 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 			return 0, err
 		}
 	}
-	c.lease = lease{p: p, floor: r.floor}
+	c.lease.p, c.lease.floor = p, r.floor
 	if reason, proven := p.serves(r); proven {
+		c.lease.at = at
 		return reason, nil
 	}
 	// It has to answer first, and a connection that is still good says nothing about who is behind it.
@@ -496,8 +498,10 @@ func (c *Conn) release() {
 		_ = c.unwrap(ctx) // a transaction that stays open closes the connection
 		cancel()
 	}
-	c.endReads()
-	c.lease.settleWrites()
+	if c.lease.readers != nil || c.lease.writers != nil {
+		c.endReads()
+		c.lease.settleWrites()
+	}
 	c.lease = lease{}
 	p.server.giveBack(p)
 }

@@ -50,7 +50,7 @@ func (s *server) finish(ctx context.Context, o *opening) {
 		s.mu.Unlock()
 		defer func() { // a Logger may end the goroutine as well
 			if orphan && o.err == nil {
-				s.keep(o.p, time.Now())
+				s.keep(o.p, present())
 			}
 			close(o.done)
 		}()

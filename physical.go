@@ -37,7 +37,7 @@ type physical struct {
 
 	overheard *overheard
 	lifetime  time.Duration // after which it is closed; 0: never
-	idleSince time.Time     // when it last became idle; guarded by server.mu
+	idleSince moment        // when it last became idle; guarded by server.mu
 	wrapping  *wrapping     // nil without Config.WrapConnector
 	leases    int           // how often it was leased
 	access    access        // what it is good for now
@@ -49,7 +49,7 @@ type physical struct {
 	reply         reply
 	statements    statements
 	id            identity
-	born          time.Time
+	born          moment
 	unturned      string // what turn found the session's read-only setting to be
 }
 
@@ -120,7 +120,7 @@ func (p *physical) replayed(ctx context.Context) (LSN, error) {
 // saw notes a replay position, for the order of the next reads and, under the life that it was read in, as a proof.
 func (p *physical) saw(lsn LSN) {
 	s := p.server
-	s.asked.Store(time.Now().UnixNano())
+	s.asked.store(present())
 	// Answers of one life may overtake each other.
 	if who := p.hash(); lsn < LSN(s.position.Swap(uint64(lsn))) && who != s.answered.Load() {
 		s.stats.setbacks.Add(1)
@@ -360,9 +360,6 @@ func (s *statements) release(text string) {
 // stale takes the texts to remove from the server before text is used: its own closed copy, whose plan may be older than
 // the table it names, and all closed ones once they are many.
 func (s *statements) stale(text string) []string {
-	if s.dead.Load() == 0 {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var stale []string
@@ -384,6 +381,13 @@ func (s *statements) stale(text string) []string {
 
 // forget makes sure that text does not run as a statement that was closed, which pgx would go on using for it.
 func (p *physical) forget(ctx context.Context, text string) error {
+	if p.statements.dead.Load() == 0 {
+		return nil
+	}
+	return p.forgetDead(ctx, text)
+}
+
+func (p *physical) forgetDead(ctx context.Context, text string) error {
 	for _, closed := range p.statements.stale(text) {
 		if err := p.pg.Deallocate(ctx, closed); err != nil {
 			return unsent(err)

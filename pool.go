@@ -12,27 +12,28 @@ import (
 )
 
 // leaseReady leases the idle connection that was used last, if that takes no waiting and no look at the connection: it is what
-// most statements get, in few steps. Otherwise it is nil, and lease does what is needed.
-func (s *server) leaseReady(a access) *physical {
+// most statements get, in few steps. Otherwise it is nil, and lease does what is needed. at is when it looked.
+func (s *server) leaseReady(a access) (p *physical, at moment) {
 	if !s.asItIs || !s.trySlot() {
-		return nil
+		return nil, 0
 	}
+	at = present()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.idle[a]); n > 0 {
-		p, now := s.idle[a][n-1], time.Now()
-		if !p.doubted() && now.Sub(p.idleSince) <= pingAfter && p.fit(now) {
+		p := s.idle[a][n-1]
+		if !p.doubted() && at.since(p.idleSince) <= pingAfter && p.fit(at) {
 			s.leased(p)
-			return s.popNewest(a)
+			return s.popNewest(a), at
 		}
 	}
 	s.freeSlot()
-	return nil
+	return nil, 0
 }
 
 // lease takes an idle connection, or opens one; wait bounds how long it takes in all, 0 leaves that to ctx.
 func (s *server) lease(ctx context.Context, a access, wait time.Duration) (*physical, error) {
-	if p := s.leaseReady(a); p != nil {
+	if p, _ := s.leaseReady(a); p != nil {
 		return p, nil
 	}
 	if !s.trySlot() {
@@ -132,7 +133,7 @@ func (s *server) takeOrOpen(ctx context.Context, a access, wait time.Duration) (
 		case usable && err == nil:
 			return p, nil
 		case usable:
-			s.keep(p, time.Now())
+			s.keep(p, present())
 		default:
 			s.discard(p)
 		}
@@ -241,7 +242,7 @@ func (s *server) popNewest(a access) *physical {
 func (s *server) bound() int {
 	bound := int(s.connector.shells.Load())
 	if bound > 0 {
-		bound = max(bound, int(s.minimum()))
+		bound = max(bound, s.minimum)
 	}
 	if s.slots != nil {
 		bound = min(bound, cap(s.slots))
@@ -249,13 +250,11 @@ func (s *server) bound() int {
 	return bound
 }
 
-func (s *server) minimum() int32 { return max(s.config.MinConns, s.config.MinIdleConns) }
-
 // popOldest takes the connection that has been idle for longest out of the pool; nil if none is idle. mu is held.
 func (s *server) popOldest() *physical {
 	oldest := -1
 	for a := range s.idle {
-		if len(s.idle[a]) > 0 && (oldest < 0 || s.idle[a][0].idleSince.Before(s.idle[oldest][0].idleSince)) {
+		if len(s.idle[a]) > 0 && (oldest < 0 || s.idle[a][0].idleSince < s.idle[oldest][0].idleSince) {
 			oldest = a
 		}
 	}
@@ -271,7 +270,7 @@ func (s *server) popOldest() *physical {
 // giveBack ends a lease. Whatever cannot be used by the next caller is closed.
 func (s *server) giveBack(p *physical) {
 	s.inUse.Add(-1)
-	if now := time.Now(); s.reusable(p, now) {
+	if now := present(); s.reusable(p, now) {
 		s.keep(p, now)
 	} else {
 		s.discard(p)
@@ -281,18 +280,17 @@ func (s *server) giveBack(p *physical) {
 
 // reusable tells whether the next caller gets the connection as it was opened: not closed, not in the middle of
 // something, and accepted by AfterRelease.
-func (s *server) reusable(p *physical, now time.Time) bool {
+func (s *server) reusable(p *physical, now moment) bool {
 	if p.unfit || p.superseded() || p.closed() || p.conn().IsBusy() || p.inTx() || p.expired(now) || p.promoted() ||
 		p.wrapping != nil && !p.wrapping.valid() {
 		return false
 	}
-	hook := s.config.AfterRelease
-	if hook == nil {
+	if s.afterRelease == nil {
 		return true
 	}
 	keep := false // where it panics, there is nobody to tell: the lease has ended
 	_ = contained("AfterRelease", func() error {
-		keep = hook(p.pg)
+		keep = s.afterRelease(p.pg)
 		return nil
 	})
 	return keep
@@ -311,7 +309,7 @@ func (p *physical) promoted() bool {
 }
 
 // keep puts a connection back among the idle ones, unless there are more than shells.
-func (s *server) keep(p *physical, now time.Time) {
+func (s *server) keep(p *physical, now moment) {
 	s.mu.Lock()
 	keep := !s.closed && s.total <= s.bound()
 	if keep {
@@ -416,7 +414,7 @@ func (s *server) stopBackground() {
 	if s.watcher != nil {
 		s.watcher.Stop()
 		s.watcher = nil
-		s.watchAt.Store(never)
+		s.watchAt.store(never)
 	}
 }
 
@@ -441,14 +439,14 @@ func (s *server) sweepPeriod() time.Duration {
 
 // sweep closes idle connections that are too old or, as long as the minimum is left, idle for too long.
 func (s *server) sweep() {
-	now := time.Now()
+	now := present()
 	var expired []*physical
 	s.mu.Lock()
 	for a := range s.idle {
 		kept := s.idle[a][:0]
 		for _, p := range s.idle[a] {
-			idle := s.config.MaxConnIdleTime > 0 && now.Sub(p.idleSince) >= s.config.MaxConnIdleTime
-			if p.expired(now) || idle && s.total-len(expired) > int(s.minimum()) {
+			idle := s.config.MaxConnIdleTime > 0 && now.since(p.idleSince) >= s.config.MaxConnIdleTime
+			if p.expired(now) || idle && s.total-len(expired) > s.minimum {
 				expired = append(expired, p)
 				continue
 			}
@@ -471,7 +469,7 @@ func (s *server) sweep() {
 
 // fill opens connections in the background until the configured minimum is there, while any shell is open.
 func (s *server) fill() {
-	if s.minimum() == 0 {
+	if s.minimum == 0 {
 		return
 	}
 	s.mu.Lock()
@@ -489,7 +487,7 @@ type filling struct{ cancel context.CancelFunc }
 
 // wanting tells whether the minimum is not there. mu is held.
 func (s *server) wanting() bool {
-	return s.active() && s.health.state() == healthy && s.total < min(int(s.minimum()), s.bound())
+	return s.active() && s.health.state() == healthy && s.total < min(s.minimum, s.bound())
 }
 
 func (s *server) openMinimum(ctx context.Context, f *filling) {
@@ -527,7 +525,7 @@ func (s *server) openSpare(ctx context.Context, f *filling) {
 			s.forget()
 			f.cancel() // the next shell or sweep tries again
 		} else {
-			s.keep(p, time.Now())
+			s.keep(p, present())
 		}
 		if !errors.Is(err, context.Canceled) {
 			s.connected(err)
@@ -553,19 +551,19 @@ func (s *server) trySlot() bool {
 const fillTimeout = time.Minute
 
 // expired tells whether the connection is older than the pool's configuration allows.
-func (p *physical) expired(now time.Time) bool {
-	return p.lifetime > 0 && now.Sub(p.born) >= p.lifetime
+func (p *physical) expired(now moment) bool {
+	return p.lifetime > 0 && now.since(p.born) >= p.lifetime
 }
 
 // fit tells whether the connection may be leased, if it lives.
-func (p *physical) fit(now time.Time) bool { return !p.closed() && !p.expired(now) && !p.superseded() }
+func (p *physical) fit(now moment) bool { return !p.closed() && !p.expired(now) && !p.superseded() }
 
 // pingAfter is how long a connection may have been idle before it is pinged, as pgx does for database/sql.
 const pingAfter = time.Second
 
 // doubted tells whether something has gone wrong at the server since an idle connection was used.
 func (p *physical) doubted() bool {
-	return p.server.health.state() != healthy || p.idleSince.UnixNano() <= p.server.lostAt.Load()
+	return p.server.health.state() != healthy || p.idleSince <= p.server.lostAt.load()
 }
 
 // wantsPing tells whether an idle connection is pinged before it is leased.
@@ -573,7 +571,7 @@ func (p *physical) wantsPing(ctx context.Context) (wants bool, err error) {
 	if p.doubted() {
 		return true, nil
 	}
-	idle := time.Since(p.idleSince)
+	idle := present().since(p.idleSince)
 	should := p.server.config.ShouldPing
 	if should == nil {
 		return idle > pingAfter, nil
@@ -587,7 +585,7 @@ func (p *physical) wantsPing(ctx context.Context) (wants bool, err error) {
 
 // awake tells whether an idle connection still lives.
 func (p *physical) awake(ctx context.Context, ping bool) bool {
-	if !p.fit(time.Now()) {
+	if !p.fit(present()) {
 		return false
 	}
 	if !ping {

@@ -30,11 +30,11 @@ func (s *server) connected(err error) {
 	}
 	switch {
 	case err == nil:
-		s.provedAt.Store(time.Now().UnixNano())
+		s.provedAt.store(present())
 		s.happened(letIn, nil)
 	case errors.As(err, &hook), errors.As(err, &pgErr) && !unavailable(pgErr.Code):
 		if pgErr != nil {
-			s.provedAt.Store(time.Now().UnixNano()) // it lives
+			s.provedAt.store(present()) // it lives
 		}
 		s.happened(refused, err)
 	default:
@@ -53,7 +53,7 @@ func unavailable(code string) bool {
 
 // doubt takes note that something went wrong on a connection to the server that may have come from the server.
 func (s *server) doubt(cause error) {
-	s.lostAt.Store(time.Now().UnixNano())
+	s.lostAt.store(present())
 	s.happened(doubted, cause)
 }
 

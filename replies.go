@@ -3,7 +3,6 @@ package pgsplit
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"time"
 )
@@ -13,29 +12,29 @@ import (
 // reply is a statement that waits for the first of its reply.
 type reply struct {
 	mu       sync.Mutex
-	due      time.Time     // when it is late; zero: no statement waits; guarded by mu
+	due      moment        // when it is late; zero: no statement waits; guarded by mu
 	patience time.Duration // how long after that a probe may take to prove that the server lives; guarded by mu
 	whole    bool          // patience is all of replica_timeout, and not shortened by the caller's deadline; guarded by mu
 	movable  bool          // the statement may run elsewhere instead; guarded by mu
 	aborted  bool          // it was ended for that; guarded by mu
-	probed   time.Time     // when it was late; guarded by mu
+	probed   moment        // when it was late; zero: it is not yet; guarded by mu
 }
 
 var errNoReply = errors.New("pgsplit: no reply in time")
 
-// never is when a watch that has nothing to wait for comes.
-const never = math.MaxInt64
-
-// awaitReply begins to watch for the reply to a read that is sent now.
-func (p *physical) awaitReply(ctx context.Context, movable bool) {
+// awaitReply begins to watch for the reply to a read that is sent now, which is at unless that is zero.
+func (p *physical) awaitReply(ctx context.Context, movable bool, at moment) {
 	s := p.server
+	if at == 0 {
+		at = present()
+	}
 	patience, whole := s.connector.patience(ctx)
-	due := time.Now().Add(patience)
+	due := at.after(patience)
 	r := &p.reply
 	r.mu.Lock()
 	r.due, r.patience, r.whole, r.movable = due, patience, whole, movable
 	r.mu.Unlock()
-	if at := due.UnixNano(); at < s.watchAt.Load() {
+	if due < s.watchAt.load() {
 		s.watchReplies(due)
 	}
 }
@@ -44,9 +43,9 @@ func (p *physical) awaitReply(ctx context.Context, movable bool) {
 func (p *physical) replied(err error) (aborted bool) {
 	r := &p.reply
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	aborted = r.aborted
-	r.due, r.probed, r.aborted = time.Time{}, time.Time{}, false
+	r.due, r.probed, r.aborted = 0, 0, false
+	r.mu.Unlock()
 	if !aborted {
 		return false
 	}
@@ -60,7 +59,7 @@ func (p *physical) replied(err error) (aborted bool) {
 
 // abort ends the wait for the reply, if the statement may move on. mu is held.
 func (r *reply) abort(p *physical) {
-	if r.due.IsZero() || !r.movable || r.aborted {
+	if r.due == 0 || !r.movable || r.aborted {
 		return
 	}
 	r.aborted = true
@@ -68,17 +67,17 @@ func (r *reply) abort(p *physical) {
 }
 
 // watchReplies has overdue looked for at the given time, or before.
-func (s *server) watchReplies(at time.Time) {
+func (s *server) watchReplies(at moment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at.UnixNano() >= s.watchAt.Load() || !s.active() {
+	if at >= s.watchAt.load() || !s.active() {
 		return
 	}
-	s.watchAt.Store(at.UnixNano())
+	s.watchAt.store(at)
 	if s.watcher == nil {
-		s.watcher = time.AfterFunc(time.Until(at), s.lookForReplies)
+		s.watcher = time.AfterFunc(at.since(present()), s.lookForReplies)
 	} else {
-		s.watcher.Reset(time.Until(at))
+		s.watcher.Reset(at.since(present()))
 	}
 }
 
@@ -88,32 +87,32 @@ const leastBetween = 100 * time.Millisecond
 // lookForReplies looks at the statements whose replies are late: first the server is probed, and if that proves nothing in
 // time they move on.
 func (s *server) lookForReplies() {
-	s.watchAt.Store(never)
-	now := time.Now()
-	var next time.Time
+	s.watchAt.store(never)
+	now := present()
+	next := never
 	var late, probe bool
 	for _, p := range s.connections() {
 		r := &p.reply
 		r.mu.Lock()
-		proved := time.Unix(0, s.provedAt.Load())
-		switch again := proved.Add(max(r.patience, leastBetween)); {
-		case r.due.IsZero() || r.aborted || now.Before(r.due):
-		case r.probed.IsZero() && now.Before(again):
+		proved := s.provedAt.load()
+		switch again := proved.after(max(r.patience, leastBetween)); {
+		case r.due == 0 || r.aborted || now < r.due:
+		case r.probed == 0 && now < again:
 			r.due = again // it has let somebody in since
-		case r.probed.IsZero():
+		case r.probed == 0:
 			left := r.patience
 			if !r.whole {
 				left /= 2 // it was half of the time until the deadline: the next server needs some of the rest
 			}
-			r.probed, r.due = now, now.Add(left)
+			r.probed, r.due = now, now.after(left)
 			late, probe = late || r.whole, true
-		case proved.After(r.probed):
-			r.due = time.Time{} // it lives: the statement takes its time
+		case proved > r.probed:
+			r.due = 0 // it lives: the statement takes its time
 		default:
 			r.abort(p)
 		}
-		if !r.due.IsZero() && !r.aborted && (next.IsZero() || r.due.Before(next)) {
-			next = r.due
+		if r.due != 0 && !r.aborted {
+			next = min(next, r.due)
 		}
 		r.mu.Unlock()
 	}
@@ -123,7 +122,7 @@ func (s *server) lookForReplies() {
 	case probe:
 		s.happened(mute, errNoReply)
 	}
-	if !next.IsZero() {
+	if next != never {
 		s.watchReplies(next)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,23 +36,27 @@ func (r role) String() string { return roleNames[r] }
 //
 // What every statement touches comes first, so that it lies together: between two statements the caches have gone to others.
 type server struct {
-	mu        sync.Mutex
-	idle      [accessCount][]*physical // oldest first; guarded by mu
-	connector *Connector
-	config    *pgxpool.Config
-	role      role
-	asItIs    bool          // idle connections are leased as they are: no hook has a say in that
-	traced    bool          // something below the driver sees the contexts of statements
-	inUse     atomic.Int32  // leases out
-	slots     chan struct{} // one per lease, if pool_max_conns bounds them
-	lostAt    atomic.Int64  // when a connection was lost last, in nanoseconds since 1970: idle ones may be dead since
-	watchAt   atomic.Int64  // when overdue replies are looked for next
-	position  atomic.Uint64 // replay position last seen, of whichever instance: for the order only (F9)
-	health    health
-	total     int // connections idle, leased and being opened; guarded by mu
-	weight    int
-	label     string
-	stats     serverStats
+	mu           sync.Mutex
+	idle         [accessCount][]*physical // oldest first; guarded by mu
+	connector    *Connector
+	config       *pgxpool.Config
+	role         role
+	asItIs       bool                 // idle connections are leased as they are: no hook has a say in that
+	afterRelease func(*pgx.Conn) bool // of the configuration
+	traced       bool                 // something below the driver sees the contexts of statements
+	inUse        atomic.Int32         // leases out
+	slots        chan struct{}        // one per lease, if pool_max_conns bounds them
+	lostAt       sharedMoment         // when a connection was lost last: idle ones may be dead since
+	watchAt      sharedMoment         // when overdue replies are looked for next
+	position     atomic.Uint64        // replay position last seen, of whichever instance: for the order only (F9)
+	health       health
+	total        int         // connections idle, leased and being opened; guarded by mu
+	minimum      int         // of connections that are kept open
+	closed       bool        // guarded by mu
+	janitor      *time.Timer // set while idle connections can expire; guarded by mu
+	weight       int
+	label        string
+	stats        serverStats
 
 	name     string           // the configured name, or its address
 	address  string           // "host:port", or all that its configuration lists, with commas in between
@@ -60,16 +65,13 @@ type server struct {
 	hosts    int              // that its configuration lists
 	survey   survey
 	retry    retry
-	provedAt atomic.Int64  // when a new connection was let in last
-	asked    atomic.Int64  // when the position was seen, in nanoseconds since 1970
+	provedAt sharedMoment  // when a new connection was let in last
+	asked    sharedMoment  // when the position was seen
 	answered atomic.Uint32 // hash of the instance that it was seen of
 	instance atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
 
-	closed  bool        // guarded by mu
-	refused bool        // a pooler refuses the read-only parameter; guarded by mu
-	janitor *time.Timer // set while idle connections can expire; guarded by mu
-	filling *filling    // the background opening under way; guarded by mu
-
+	refused  bool                   // a pooler refuses the read-only parameter; guarded by mu
+	filling  *filling               // the background opening under way; guarded by mu
 	conns    map[*physical]struct{} // open; guarded by mu
 	openings []*opening             // under way; guarded by mu
 	probing  *time.Timer            // for the probe that is due; guarded by mu
@@ -82,10 +84,11 @@ type server struct {
 func newServer(c *Connector, role role, name string, r Replica) *server {
 	addresses := addressesOf(r.Pool)
 	s := &server{role: role, name: name, address: listed(addresses), label: r.Label, weight: max(r.Weight, 1), config: r.Pool,
-		hosts: len(addresses), traced: r.Pool.ConnConfig.Tracer != nil, connector: c, conns: map[*physical]struct{}{}}
+		hosts: len(addresses), minimum: int(max(r.Pool.MinConns, r.Pool.MinIdleConns)), afterRelease: r.Pool.AfterRelease,
+		traced: r.Pool.ConnConfig.Tracer != nil, connector: c, conns: map[*physical]struct{}{}}
 	//lint:ignore SA1019 honoured as pgxpool honours it
 	s.asItIs = r.Pool.ShouldPing == nil && r.Pool.PrepareConn == nil && r.Pool.BeforeAcquire == nil && c.config.WrapConnector == nil
-	s.watchAt.Store(never)
+	s.watchAt.store(never)
 	s.retry = retry{first: c.config.RetryMin, last: c.config.RetryMax, jitter: rand.Float64}
 	if role == rolePrimary {
 		s.retry.last = min(s.retry.last, primaryRetryMax)
@@ -132,7 +135,7 @@ func (s *server) openRaw(ctx context.Context, a access, probe bool) (*physical, 
 	if !probe {
 		s.stats.opened.Add(1)
 	}
-	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: time.Now(), overheard: heard}
+	p := &physical{std: conn, pg: conn.Conn(), server: s, access: a, opened: a, born: present(), overheard: heard}
 	if p.lifetime = s.config.MaxConnLifetime; p.lifetime > 0 {
 		p.lifetime += time.Duration(rand.Float64() * float64(s.config.MaxConnLifetimeJitter))
 	}

@@ -579,7 +579,7 @@ func later(a, b time.Time) time.Time {
 
 // lastRead is where the innermost session of the request read last.
 func (c *Connector) lastRead(r *request) *server {
-	if r.scope == nil || r.system == 0 {
+	if r.system == 0 {
 		return nil
 	}
 	s := r.scope.session
