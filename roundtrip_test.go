@@ -18,8 +18,14 @@ import (
 // connection that was idle for a second is pinged first.
 func roundTrips(t testing.TB, cluster *pgsplittest.Cluster, work func() error) int64 {
 	t.Helper()
+	return roundTripsDownTo(t, cluster, 0, work)
+}
+
+// roundTripsDownTo is roundTrips for who asks only whether they are so few: no more runs than show that.
+func roundTripsDownTo(t testing.TB, cluster *pgsplittest.Cluster, enough int64, work func() error) int64 {
+	t.Helper()
 	least := int64(-1)
-	for range 4 {
+	for run := 0; run < 4 && (run == 0 || least > enough); run++ {
 		before := spoken(cluster)
 		if err := work(); err != nil {
 			t.Fatal(err)
@@ -148,7 +154,7 @@ func compare(t *testing.T, cluster *pgsplittest.Cluster, calls []call, db *sql.D
 		t.Run(c.name, func(t *testing.T) {
 			plain := patient(t)
 			base := roundTrips(t, cluster, func() error { return c.do(plain, raw) })
-			got := roundTrips(t, cluster, func() error { return c.do(hinted(), db) })
+			got := roundTripsDownTo(t, cluster, base+extra, func() error { return c.do(hinted(), db) })
 			if got > base+extra {
 				t.Errorf("%d round trips, raw pgx takes %d", got, base)
 			}

@@ -140,13 +140,19 @@ func TestAPassOverTheServersEnds(t *testing.T) {
 	passes := 0
 	for _, replicas := range views {
 		for bits := range 256 {
+			if bits&1 != 0 && bits&64 != 0 || bits&1 == 0 && bits&128 != 0 {
+				continue // replicas stand in only for what is no read, and only a read has the primary to fall back to
+			}
 			r := request{readOnly: bits&1 != 0, primary: bits&1 == 0 && bits&2 != 0, replicaOnly: bits&4 != 0,
 				isolation: bits&8 != 0, mayWait: bits&16 != 0, failStale: bits&32 != 0, standIn: bits&(1|2|64) == 64}
 			for _, floor := range []LSN{0, 9} {
 				for _, prefer := range labels {
 					for _, outcome := range outcomes {
+						if outcome == "behind" && floor == 0 {
+							continue // nobody is behind then
+						}
 						r.floor, r.prefer, r.roundRobin = floor, prefer, bits&2 != 0
-						walk(t, r, replicas, outcome, bits&(64|128) != 0)
+						walk(t, r, replicas, outcome, bits&128 != 0)
 						passes++
 					}
 				}
