@@ -9,7 +9,6 @@ import (
 	"os"
 	osexec "os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,13 +124,11 @@ func testFunctions(t *testing.T) []function {
 	return functions
 }
 
-var blanks = regexp.MustCompile(`[ \t]+`)
-
 // normal is lines without indentation, alignment and comments.
 func normal(lines []string) []string {
 	var out []string
 	for _, line := range lines {
-		line, _, _ = strings.Cut(" "+blanks.ReplaceAllString(line, " ")+" ", " // ")
+		line, _, _ = strings.Cut(" "+strings.Join(strings.Fields(line), " ")+" ", " // ")
 		out = append(out, strings.TrimSpace(line))
 	}
 	return out
