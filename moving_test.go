@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -108,7 +109,7 @@ func TestAStormOfRecoveryConflictsReachesNoCallerAndDoesNotHammerTheReplicas(t *
 	})
 	var mu sync.Mutex
 	reads, perServer := 0, map[string]int{}
-	for range 10 {
+	for range 20 {
 		readers.Go(func() {
 			for {
 				select {
@@ -338,7 +339,7 @@ func TestATypingErrorIsAnsweredByThePrimaryItself(t *testing.T) {
 // What may become of a connection before the first row is there.
 var losses = map[string]func(ctx context.Context, s *pgsplittest.Server) error{
 	"pg_terminate_backend": func(ctx context.Context, s *pgsplittest.Server) error {
-		return s.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'lost'")
+		return s.Exec(ctx, "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'lost%'")
 	},
 	"immediate stop": func(ctx context.Context, s *pgsplittest.Server) error { return s.Stop(ctx, pgsplittest.Immediate) },
 	"fast stop":      func(ctx context.Context, s *pgsplittest.Server) error { return s.Stop(ctx, pgsplittest.Fast) },
@@ -348,14 +349,15 @@ var losses = map[string]func(ctx context.Context, s *pgsplittest.Server) error{
 }
 
 func TestAReadWhoseConnectionIsLostBeforeItsFirstRowRunsElsewhere(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	replica := cluster.Replicas[0]
 	for name, lose := range losses {
 		t.Run(name, func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-			ctx := patient(t)
-			replica := cluster.Replicas[0]
-			db := open(t, with(cluster.ProxyDSN(), "replica_timeout=20s", "application_name=lost"))
+			app := "lost_" + strings.ReplaceAll(name, " ", "_") // a reset leaves the server asleep
+			db := open(t, with(cluster.ProxyDSN(), "replica_timeout=20s", "application_name="+app))
 			warm(t, ctx, db)
-			watch := observe(t, replica, "lost")
+			watch := observe(t, replica, app)
 			ways := map[string]func() (string, error){
 				"Query": func() (s string, err error) {
 					err = db.QueryRowContext(pgsplit.ReadOnly(ctx), asleepOnReplica).Scan(&s)
@@ -399,10 +401,10 @@ func TestAReadWhoseConnectionIsLostBeforeItsFirstRowRunsElsewhere(t *testing.T) 
 }
 
 func TestReadsAndTransactionsOnIdleConnectionsThatWereLostRunElsewhere(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
 	for name, lose := range losses {
 		t.Run(name, func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-			ctx := patient(t)
 			db := open(t, with(cluster.ProxyDSN(), "replica_timeout=20s", "application_name=lost"))
 			const each = 3
 			idleAt(t, ctx, db, 2*each)
