@@ -57,6 +57,17 @@ func inOneOf(t testing.TB, tries int, check func() error) {
 	}
 }
 
+// inLongerAndLonger is inOneOf for a check that is about times and their ratios, not their lengths: each try has twice the time of
+// the one before, so that a slow machine gets as much as it needs, and a fast one does not wait for that.
+func inLongerAndLonger(t testing.TB, unit time.Duration, check func(unit time.Duration) error) {
+	t.Helper()
+	try := unit / 2
+	inOneOf(t, 6, func() error {
+		try *= 2
+		return check(try)
+	})
+}
+
 // with adds parameters to the primary's URI, from where the replicas inherit what concerns connections.
 func with(dsn string, parameters ...string) string {
 	primary, replicas, _ := strings.Cut(dsn, " ")
@@ -289,7 +300,7 @@ func TestMaxOpenConnsBoundsTheConnectionsAtWorkOnEveryServer(t *testing.T) {
 	db.SetMaxIdleConns(bound)
 	servers := observeAll(t, cluster, "storm")
 	s := sample(t, connectorOf(t, db), servers)
-	s.during(bound, func() { storm(t, patient(t), db, 32, 25) })
+	s.during(bound, func() { storm(t, patient(t), db, 32, 8) })
 	for i, o := range servers {
 		eventually(t, fmt.Sprintf("server %d has %d connections at most", i, bound), func() bool { return len(o.pids()) <= bound })
 	}
@@ -468,6 +479,8 @@ func TestAShellThatClosesRetiresTheConnectionThatWasIdleForLongest(t *testing.T)
 
 // agesOut checks that all connections of six shells are closed by themselves.
 func agesOut(t *testing.T, set func(*sql.DB), parameters ...string) {
+	t.Helper()
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
 	dsn, labels := labelled(cluster, append(parameters, "application_name=aging")...)
 	db := open(t, dsn)
@@ -549,13 +562,13 @@ func TestPoolMinConnsAreOpenWhileAShellIsOpen(t *testing.T) {
 func TestPoolMinConnsSurviveTheIdleTime(t *testing.T) {
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
 	ctx := patient(t)
-	db := open(t, with(cluster.DSN(), "application_name=minimum", "pool_min_conns=2", "pool_max_conn_idle_time=50ms"))
+	db := open(t, with(cluster.DSN(), "application_name=minimum", "pool_min_conns=2", "pool_max_conn_idle_time=25ms"))
 	exec(t, ctx, db, "select 1")
 	o := observe(t, cluster.Primary, "minimum")
 	eventually(t, "the minimum is there", func() bool { return len(o.pids()) == 2 })
 	pids := fmt.Sprint(o.pids())
 	// Twenty idle times later the same two are there.
-	if within(time.Second, func() bool { return fmt.Sprint(o.pids()) != pids }) {
+	if within(time.Second/2, func() bool { return fmt.Sprint(o.pids()) != pids }) {
 		t.Errorf("the minimum was exchanged: %s became %v", pids, o.pids())
 	}
 }

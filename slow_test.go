@@ -41,13 +41,14 @@ func served(ctx context.Context, db *sql.DB, callers int, atOnce bool) int {
 
 // All of these callers come before the first time limit of the driver's own has ended. On a slow machine many may fail.
 func TestCallersWith300msAreServedThoughAReplicaIsSilentThatHasNoConnectionYet(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=1h"))
 	exec(t, ctx, db, "select 1")
 	exec(t, pgsplit.ReadOnly(ctx), open(t, cluster.Primary.URI()), "select 1")
 	cluster.Replicas[0].Proxy().BlackHole()
-	eventually(t, "a caller with 300 ms is served", func() bool { return served(ctx, db, 10, false) > 0 })
+	eventually(t, "a caller with 300 ms is served", func() bool { return served(ctx, db, 5, false) > 0 })
 	s := replicaStats(t, db)
 	if s.Failures != 0 {
 		t.Errorf("what the callers' own deadlines ended was held against the server: %+v", s)
@@ -57,26 +58,28 @@ func TestCallersWith300msAreServedThoughAReplicaIsSilentThatHasNoConnectionYet(t
 	}
 }
 
+// inRecoverySlowly answers after so many seconds.
+const inRecoverySlowly = `select pg_is_in_recovery()::text from pg_sleep($1)`
+
 func TestASlowServerThatLivesIsWaitedFor(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-	const slow = `select pg_is_in_recovery()::text from pg_sleep(2.5)`
-	for name, c := range map[string]struct {
-		timeout  string
-		deadline time.Duration // the caller's
-	}{
-		"callers who wait":               {"500ms", time.Minute},
-		"a deadline that is long enough": {"1m", 4500 * time.Millisecond},
+	for name, limits := range map[string]func(unit time.Duration) (timeout, deadline time.Duration){
+		"callers who wait":               func(unit time.Duration) (timeout, deadline time.Duration) { return unit, time.Minute },
+		"a deadline that is long enough": func(unit time.Duration) (timeout, deadline time.Duration) { return time.Minute, 9 * unit },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inOneOf(t, 5, func() error {
-				db := open(t, with(cluster.DSN(), "replica_timeout="+c.timeout))
+			t.Parallel()
+			inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
+				timeout, deadline := limits(unit)
+				db := open(t, with(cluster.DSN(), "replica_timeout="+timeout.String()))
 				defer db.Close()
 				warm(t, patient(t), db)
 				before := replicaStats(t, db)
-				ctx, cancel := context.WithTimeout(context.Background(), c.deadline)
+				ctx, cancel := context.WithTimeout(context.Background(), deadline)
 				defer cancel()
 				var where string
-				err := db.QueryRowContext(pgsplit.ReadOnly(ctx), slow).Scan(&where)
+				err := db.QueryRowContext(pgsplit.ReadOnly(ctx), inRecoverySlowly, (5 * unit).Seconds()).Scan(&where)
 				s := replicaStats(t, db)
 				eventually(t, "it is healthy", func() bool { return replicaStats(t, db).State == "healthy" })
 				if probes := s.Probes - before.Probes; err != nil || where != "true" || s.MovedOn != before.MovedOn ||
@@ -112,17 +115,18 @@ func TestCallersWith300msAreServedThoughAReplicaHasGoneSilentThatHasConnections(
 
 // A server that answers that it is full lives: what it is at work on takes its time.
 func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	dsn, fronts := frontsOf(t, cluster)
-	inOneOf(t, 5, func() error {
+	inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
 		fronts[1].is(up)
-		db := open(t, with(dsn, "replica_timeout=500ms"))
+		db := open(t, with(dsn, "replica_timeout="+unit.String()))
 		defer db.Close()
 		warm(t, ctx, db)
 		before := replicaStats(t, db)
 		fronts[1].is(full)
-		where := text(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`)
+		where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())
 		if s := replicaStats(t, db); where != "true" || s.MovedOn != before.MovedOn {
 			return fmt.Errorf("in recovery %s: %+v", where, s)
 		}
@@ -132,18 +136,19 @@ func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
 
 // A server is let in to while its next probe is still far away. Doubted then, it is probed at once.
 func TestASlowReadIsWaitedForThoughAProbeOfFormerTroubleIsStillDue(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	proxy := cluster.Replicas[0].Proxy()
-	inOneOf(t, 5, func() error {
-		db := open(t, with(cluster.ProxyDSN(), "replica_timeout=500ms", "replica_retry_min=30s", "replica_retry_max=30s"))
+	inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
+		db := open(t, with(cluster.ProxyDSN(), "replica_timeout="+unit.String(), "replica_retry_min=30s", "replica_retry_max=30s"))
 		defer db.Close()
 		exec(t, ctx, db, "select 1")
-		proxy.SetDelay(800 * time.Millisecond)
+		proxy.SetDelay(8 * unit / 5)
 		want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false") // it takes too long to let the read in
 		proxy.SetDelay(0)
 		eventually(t, "the connection has come", func() bool { return replicaStats(t, db).State == "healthy" })
-		where := text(t, pgsplit.ReadOnly(ctx), db, `select pg_is_in_recovery()::text from pg_sleep(2.5)`)
+		where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())
 		if s := replicaStats(t, db); where != "true" || s.MovedOn != 0 || s.State != "healthy" {
 			return fmt.Errorf("in recovery %s: %+v", where, s)
 		}

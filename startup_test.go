@@ -5,8 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -156,6 +158,7 @@ func TestABlackHoledReplicaCostsAReadItsTimeoutOnceAndLaterReadsNothing(t *testi
 }
 
 func TestReplicaTimeoutIsNeverOverHalfOfTheDeadlineLeft(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
 	ctx := patient(t)
 	for _, s := range cluster.Replicas {
@@ -163,8 +166,8 @@ func TestReplicaTimeoutIsNeverOverHalfOfTheDeadlineLeft(t *testing.T) {
 	}
 	db := open(t, with(cluster.ProxyDSN(), "replica_timeout=1h"))
 	exec(t, ctx, db, "select 1")
-	inOneOf(t, 10, func() error {
-		short, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), 2*time.Second)
+	inLongerAndLonger(t, 400*time.Millisecond, func(deadline time.Duration) error {
+		short, cancel := context.WithTimeout(pgsplit.ReadOnly(ctx), deadline)
 		defer cancel()
 		var recovering string
 		err := db.QueryRowContext(short, inRecovery).Scan(&recovering)
@@ -397,60 +400,63 @@ func lagging(t testing.TB, ctx context.Context, db *sql.DB, cluster *pgsplittest
 }
 
 func TestStaleReplicasGetNoReadsWithABoundOnStaleness(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
 	ctx := patient(t)
-	for name, bound := range map[string]struct {
-		parameter string
-		age       time.Duration
-		opts      []pgsplit.ReadOption
-	}{
-		"MaxStaleness":          {"application_name=lag", 500 * time.Millisecond, []pgsplit.ReadOption{pgsplit.MaxStaleness(500 * time.Millisecond)}},
-		"replica_max_lag":       {"replica_max_lag=500ms", 500 * time.Millisecond, nil},
-		"replica_max_lag_bytes": {"replica_max_lag_bytes=64kB", 1100 * time.Millisecond, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			db := open(t, with(patiently(cluster), bound.parameter))
-			bounded := pgsplit.ReadOnly(ctx, bound.opts...)
-			servers := func() string {
-				seen := map[string]bool{}
-				for range 10 {
-					seen[text(t, bounded, db, whichServer)] = true
-				}
-				var names []string
-				for _, s := range []string{"primary", "replica1", "replica2"} {
-					if seen[s] {
-						names = append(names, s)
-					}
-				}
-				return strings.Join(names, " ")
-			}
-			eventually(t, "replicas serve all reads", func() bool { return !strings.Contains(servers(), "primary") })
-			lagging(t, ctx, db, cluster, bound.age, cluster.Replicas[0])
-			for range 5 {
-				if s := servers(); strings.Contains(s, "replica1") {
-					t.Errorf("with replica1 stale %s served the reads", s)
-				}
-			}
-			eventually(t, "the fresh replica serves all reads", func() bool { return servers() == "replica2" })
-			lagging(t, ctx, db, cluster, bound.age, cluster.Replicas[1])
-			for range 5 {
-				if s := servers(); s != "primary" {
-					t.Errorf("with both stale %s served the reads", s)
-				}
-			}
-			failsWith(t, pgsplit.ReadOnly(ctx, append(bound.opts, pgsplit.ReplicaOnly())...), db, pgsplit.ErrNoFreshReplica)
-			// A read without a bound is served all the same.
-			if len(bound.opts) > 0 {
-				want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "true")
-			}
-			for _, s := range cluster.Replicas {
-				if err := s.ResumeReplay(ctx); err != nil {
-					t.Fatal(err)
-				}
-			}
-			eventually(t, "replicas serve all reads again", func() bool { return !strings.Contains(servers(), "primary") })
-		})
+	const age = 1100 * time.Millisecond // replica_max_lag_bytes counts from where the primary was a second ago
+	type bound struct {
+		name string
+		db   *sql.DB
+		opts []pgsplit.ReadOption
 	}
+	bounds := []bound{
+		{"MaxStaleness", open(t, patiently(cluster)), []pgsplit.ReadOption{pgsplit.MaxStaleness(age)}},
+		{"replica_max_lag", open(t, with(patiently(cluster), "replica_max_lag="+age.String())), nil},
+		{"replica_max_lag_bytes", open(t, with(patiently(cluster), "replica_max_lag_bytes=64kB")), nil},
+	}
+	servers := func(b bound) string {
+		seen := map[string]bool{}
+		for range 10 {
+			seen[text(t, pgsplit.ReadOnly(ctx, b.opts...), b.db, whichServer)] = true
+		}
+		return strings.Join(slices.Sorted(maps.Keys(seen)), " ")
+	}
+	each := func(what string, reads func(servers string) bool) {
+		t.Helper()
+		for _, b := range bounds {
+			eventually(t, b.name+": "+what, func() bool { return reads(servers(b)) })
+		}
+	}
+	onReplicas := func(servers string) bool { return !strings.Contains(servers, "primary") }
+	each("replicas serve all reads", onReplicas)
+	lagging(t, ctx, bounds[0].db, cluster, age, cluster.Replicas[0])
+	for _, b := range bounds {
+		for range 5 {
+			if s := servers(b); strings.Contains(s, "replica1") {
+				t.Errorf("%s: with replica1 stale %s served the reads", b.name, s)
+			}
+		}
+	}
+	each("the fresh replica serves all reads", func(servers string) bool { return servers == "replica2" })
+	lagging(t, ctx, bounds[0].db, cluster, age, cluster.Replicas[1])
+	for _, b := range bounds {
+		for range 5 {
+			if s := servers(b); s != "primary" {
+				t.Errorf("%s: with both stale %s served the reads", b.name, s)
+			}
+		}
+		failsWith(t, pgsplit.ReadOnly(ctx, append(b.opts, pgsplit.ReplicaOnly())...), b.db, pgsplit.ErrNoFreshReplica)
+		// A read without a bound is served all the same.
+		if len(b.opts) > 0 {
+			want(t, pgsplit.ReadOnly(ctx), b.db, inRecovery, "true")
+		}
+	}
+	for _, s := range cluster.Replicas {
+		if err := s.ResumeReplay(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	each("replicas serve all reads again", onReplicas)
 }
 
 // That a replica was not asked lately says nothing against it.
@@ -477,19 +483,25 @@ func TestReadsWithAFloorAreSharedOutAmongTheReplicasThatHaveIt(t *testing.T) {
 
 // An idle primary is not lag, and neither is a replica that was restarted: F11.
 func TestAReplicaOfAnIdlePrimaryIsNotStale(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
-	const bound = 700 * time.Millisecond
-	db := open(t, with(cluster.DSN(), "replica_max_lag="+bound.String()))
-	eventually(t, "the replica serves", func() bool { return text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" })
 	// A machine that stops for a moment may leave the replica unproven for as long. Where idleness is taken for lag, no more
 	// than the bound goes by without a read on the primary.
-	since, row := time.Now(), 0
-	eventually(t, "for three times the bound all reads run on the replica of an idle primary", func() bool {
-		if row++; text(t, pgsplit.ReadOnly(ctx), db, inRecovery) != "true" {
-			since, row = time.Now(), 0
+	var db *sql.DB
+	inLongerAndLonger(t, 200*time.Millisecond, func(bound time.Duration) error {
+		db = open(t, with(cluster.DSN(), "replica_max_lag="+bound.String()))
+		eventually(t, "the replica serves", func() bool { return text(t, pgsplit.ReadOnly(ctx), db, inRecovery) == "true" })
+		since, row := time.Now(), 0
+		if !within(20*bound, func() bool {
+			if row++; text(t, pgsplit.ReadOnly(ctx), db, inRecovery) != "true" {
+				since, row = time.Now(), 0
+			}
+			return row > 20 && time.Since(since) > 3*bound
+		}) {
+			return fmt.Errorf("with a bound of %v all reads never ran on the replica of an idle primary for three times as long", bound)
 		}
-		return row > 20 && time.Since(since) > 3*bound
+		return nil
 	})
 	if err := cluster.Replicas[0].Restart(ctx, pgsplittest.Fast); err != nil {
 		t.Fatal(err)
@@ -502,6 +514,7 @@ func TestAReplicaOfAnIdlePrimaryIsNotStale(t *testing.T) {
 }
 
 func TestWhileThePrimaryIsDownReplicaMaxLagLetsReadsGoOnAndMaxStalenessDoesNot(t *testing.T) {
+	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
 	ctx := patient(t)
 	const age = 300 * time.Millisecond
