@@ -78,24 +78,36 @@ func framable(page http.Handler) http.Handler {
 	})
 }
 
-// framed has the page in a frame, since no window of a browser is as narrow as a phone. The frame's sandbox runs no
-// scripts. The title tells how the page came out.
-func framed(w http.ResponseWriter, r *http.Request) {
+// frames are the widths at which a frame has the page, side by side from the left.
+var frames = []int{360, 1280}
+
+const frameHeight = 900
+
+// framed has the page in frames, since no window of a browser is as narrow as a phone. The frames' sandbox runs no
+// scripts. The title tells how the page came out in each.
+func framed(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html")
-	fmt.Fprintf(w, `<!DOCTYPE html><title></title>
-<iframe id="frame" sandbox="allow-same-origin" src="/framable/" width="%s" height="800" style="border: 0"></iframe>
+	fmt.Fprint(w, `<!DOCTYPE html><title></title><meta name="color-scheme" content="light dark">
+<body style="margin: 0; display: flex; overflow: hidden">`)
+	for _, width := range frames {
+		fmt.Fprintf(w, `<iframe sandbox="allow-same-origin" src="/framable/" style="border: 0; flex: none; width: %dpx; height: %dpx"></iframe>`,
+			width, frameHeight)
+	}
+	fmt.Fprint(w, `
 <script>
 onload = () => {
-  const page = frame.contentDocument, root = page.documentElement;
-  document.title = JSON.stringify({
-    width: root.clientWidth,
-    scroll: root.scrollWidth,
-    wide: [...page.querySelectorAll("body, body :not(svg *)")].filter(e => e.getBoundingClientRect().right > root.clientWidth).length,
-    card: getComputedStyle(page.querySelector(".card")).borderTopLeftRadius,
-    text: page.body.innerText,
-  });
+  document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument, root = page.documentElement;
+    return {
+      width: root.clientWidth,
+      scroll: root.scrollWidth,
+      wide: [...page.querySelectorAll("body, body :not(svg *)")].filter(e => e.getBoundingClientRect().right > root.clientWidth).length,
+      card: getComputedStyle(page.querySelector(".card")).borderTopLeftRadius,
+      text: page.body.innerText,
+    };
+  }));
 };
-</script>`, r.FormValue("width"))
+</script>`)
 }
 
 var titleElement = regexp.MustCompile(`(?s)<title>(.*?)</title>`)
@@ -163,65 +175,70 @@ func TestTheDebugPageInABrowser(t *testing.T) {
 			t.Errorf("title %q", got)
 		}
 	})
-	for _, size := range []struct{ width, height int }{{360, 800}, {1280, 900}} {
-		window := fmt.Sprintf("%d,%d", size.width, size.height)
-		t.Run(fmt.Sprint("WithoutScriptsAtWidth", size.width), func(t *testing.T) {
-			dom := chromium(t, browser, "1400,900", "--dump-dom", fmt.Sprint(server.URL, "/framed/?width=", size.width))
-			var m struct {
+	// `go test -artifacts` keeps the pictures.
+	for scheme, setting := range map[string]string{"light": "1", "dark": "0"} {
+		t.Run("WithoutScripts"+scheme, func(t *testing.T) {
+			file := filepath.Join(t.ArtifactDir(), "page.png")
+			window := fmt.Sprintf("%d,%d", frames[0]+frames[1], frameHeight)
+			dom := chromium(t, browser, window, "--blink-settings=preferredColorScheme="+setting, "--screenshot="+file, "--dump-dom",
+				server.URL+"/framed/")
+			var measured []struct {
 				Width, Scroll, Wide int
 				Card, Text          string
 			}
-			if err := json.Unmarshal([]byte(title(t, dom)), &m); err != nil {
+			if err := json.Unmarshal([]byte(title(t, dom)), &measured); err != nil || len(measured) != len(frames) {
 				t.Fatalf("%v: title %s", err, title(t, dom))
 			}
-			if m.Width != size.width || m.Scroll > m.Width || m.Wide > 0 {
-				t.Errorf("the page scrolls sideways: %+v", m)
-			}
-			if m.Card == "" || m.Card == "0px" {
-				t.Errorf("its policy keeps the page's style sheet out: %+v", m)
-			}
-			for _, want := range []string{"kB behind", "connection refused", "analytics"} {
-				if !strings.Contains(m.Text, want) {
-					t.Errorf("no %q in %s", want, m.Text)
+			pictures := look(t, file)
+			for i, m := range measured {
+				if m.Width != frames[i] || m.Scroll > m.Width || m.Wide > 0 {
+					t.Errorf("the page scrolls sideways: %+v", m)
+				}
+				if m.Card == "" || m.Card == "0px" {
+					t.Errorf("its policy keeps the page's style sheet out: %+v", m)
+				}
+				for _, want := range []string{"kB behind", "connection refused", "analytics"} {
+					if !strings.Contains(m.Text, want) {
+						t.Errorf("no %q in %s", want, m.Text)
+					}
+				}
+				seen := pictures[i]
+				if dark := luminance(seen.corner) < 0x4000; len(seen.all) < 50 || dark != (scheme == "dark") {
+					t.Errorf("%d wide: %d colours, %v in the corner", m.Width, len(seen.all), seen.corner)
 				}
 			}
 		})
-		// `go test -artifacts` keeps them.
-		for scheme, setting := range map[string]string{"light": "1", "dark": "0"} {
-			t.Run(fmt.Sprintf("Screenshot%d%s", size.width, scheme), func(t *testing.T) {
-				file := filepath.Join(t.ArtifactDir(), "page.png")
-				chromium(t, browser, window, "--blink-settings=preferredColorScheme="+setting, "--screenshot="+file, url)
-				seen := look(t, file, size.width, size.height)
-				if dark := luminance(seen.corner) < 0x4000; len(seen.all) < 50 || dark != (scheme == "dark") {
-					t.Errorf("%d colours, %v in the corner", len(seen.all), seen.corner)
-				}
-			})
-		}
 	}
 }
 
-// picture is which colours a screenshot has.
+// picture is which colours a part of a screenshot has.
 type picture struct {
 	all    map[color.Color]bool
 	corner color.Color
 }
 
-func look(t *testing.T, file string, width, height int) picture {
+// look reads the screenshot of framed, frame by frame.
+func look(t *testing.T, file string) (pictures []picture) {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	must(t, err)
 	image, err := png.Decode(bytes.NewReader(data))
 	must(t, err)
-	if size := image.Bounds().Size(); size.X != width || size.Y != height {
-		t.Errorf("the screenshot is %v, want %d x %d", size, width, height)
+	if size := image.Bounds().Size(); size.X != frames[0]+frames[1] || size.Y != frameHeight {
+		t.Fatalf("the screenshot is %v", size)
 	}
-	seen := picture{all: map[color.Color]bool{}, corner: image.At(0, 0)}
-	for y := range height {
-		for x := range width {
-			seen.all[image.At(x, y)] = true
+	left := 0
+	for _, width := range frames {
+		seen := picture{all: map[color.Color]bool{}, corner: image.At(left, 0)}
+		for y := range frameHeight {
+			for x := left; x < left+width; x++ {
+				seen.all[image.At(x, y)] = true
+			}
 		}
+		pictures = append(pictures, seen)
+		left += width
 	}
-	return seen
+	return pictures
 }
 
 func luminance(c color.Color) uint32 {
