@@ -136,7 +136,7 @@ func transactionEndsWithItsContext(r *run) {
 	tx, err := r.db.BeginTx(ctx, nil)
 	r.must(err)
 	r.exec(tx, "insert into parent values (140)")
-	rows, err := tx.QueryContext(r.ctx, "select generate_series(1, 100000)")
+	rows, err := tx.QueryContext(r.ctx, manyRows)
 	r.must(err)
 	rows.Next()
 	cancel()
@@ -205,11 +205,11 @@ func transactionsOnAConnection(r *run) {
 }
 
 func rowsOpenAtCommit(r *run) {
-	for _, n := range []int{1, 100000} {
+	for _, n := range []int{1, 1000} {
 		tx, err := r.db.BeginTx(r.ctx, nil)
 		r.must(err)
 		r.exec(tx, "insert into parent values ($1)", 170+n)
-		rows, err := tx.QueryContext(r.ctx, "select generate_series(1, $1::int)", n)
+		rows, err := tx.QueryContext(r.ctx, "select repeat('x', 1000) from generate_series(1, $1::int)", n)
 		r.must(err)
 		rows.Next()
 		if n == 1 {
