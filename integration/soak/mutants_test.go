@@ -14,6 +14,7 @@ import (
 type mutantRun struct {
 	rules   []Rule // one of which it has to break
 	options Options
+	alone   bool // it takes all of the machine to be quick enough
 }
 
 // lagging makes every commit late on the replicas.
@@ -49,16 +50,16 @@ func mutantRuns() map[string]mutantRun {
 	// Rare enough for the connections to be opened again in between.
 	resets := Trouble{Faults: []string{"late-reset"}, Quiet: Span{300 * time.Millisecond, 500 * time.Millisecond}}
 	return map[string]mutantRun{
-		"position-per-address": {[]Rule{Floor}, Options{RoundRobin: true, Workload: doing("floor"), Trouble: brief("pause")}},
-		"check-in-snapshot": {[]Rule{Floor, ReadYourWrites}, Options{Workload: doing("snapshot"), Trouble: brief("pause"),
+		"position-per-address": {rules: []Rule{Floor}, options: Options{RoundRobin: true, Workload: doing("floor"), Trouble: brief("pause")}},
+		"check-in-snapshot": {rules: []Rule{Floor, ReadYourWrites}, options: Options{Workload: doing("snapshot"), Trouble: brief("pause"),
 			Settings: lagging("10ms")}},
-		"flush-after-async":    {[]Rule{ReadYourWrites, MonotonicReads}, Options{Workload: asynchronous, Trouble: brief("pause")}},
-		"last-writer-merge":    {[]Rule{ReadYourWrites}, Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
-		"retry-sent-write":     {[]Rule{DoubleWrite}, Options{Workload: doing("write"), Trouble: resets}},
-		"keep-after-restart":   {[]Rule{Floor}, Options{Workload: promises, Trouble: restarts, Parameters: atOnce}},
-		"null-caught-up":       {[]Rule{Floor}, Options{Workload: doing("floor"), Trouble: brief("promote")}},
-		"floor-with-rows-open": {[]Rule{ReadYourWrites}, Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
-		"unpin-early":          {[]Rule{ReadYourWrites}, Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},
+		"flush-after-async":    {rules: []Rule{ReadYourWrites, MonotonicReads}, options: Options{Workload: asynchronous, Trouble: brief("pause")}},
+		"last-writer-merge":    {rules: []Rule{ReadYourWrites}, options: Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
+		"retry-sent-write":     {rules: []Rule{DoubleWrite}, options: Options{Workload: doing("write"), Trouble: resets}},
+		"keep-after-restart":   {rules: []Rule{Floor}, options: Options{Workload: promises, Trouble: restarts, Parameters: atOnce}, alone: true},
+		"null-caught-up":       {rules: []Rule{Floor}, options: Options{Workload: doing("floor"), Trouble: brief("promote")}},
+		"floor-with-rows-open": {rules: []Rule{ReadYourWrites}, options: Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
+		"unpin-early":          {rules: []Rule{ReadYourWrites}, options: Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},
 	}
 }
 
@@ -75,6 +76,9 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 	for name, m := range mutantRuns() {
 		t.Run(name, func(t *testing.T) {
+			if !m.alone {
+				t.Parallel() // a run mostly waits for its trouble, and is judged by no time
+			}
 			o := m.options
 			o.Seed, o.Duration, o.Early, o.Folder = 1, 5*time.Minute, true, t.TempDir()
 			o.Command, o.Environment = []string{worker}, []string{"PGSPLIT_MUTANT=" + name}
