@@ -56,6 +56,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 }
 
 func TestStartGivesAPrimaryAndReplicasThatStream(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(2))
 	must(t, c.Primary.Exec(t.Context(), "create table seen as select 42 as x"))
 	must(t, c.CatchUp(t.Context()))
@@ -85,6 +86,7 @@ func TestStartGivesAPrimaryAndReplicasThatStream(t *testing.T) {
 }
 
 func TestEveryAddressLeadsToItsServer(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	direct, proxied := strings.Fields(c.DSN()), strings.Fields(c.ProxyDSN())
 	if len(direct) != 2 || len(proxied) != 2 {
@@ -105,6 +107,7 @@ func TestEveryAddressLeadsToItsServer(t *testing.T) {
 }
 
 func TestSettingsReachTheServersTheyAreMeantFor(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1),
 		Setting("work_mem", "1MB"), PrimarySetting("work_mem", "2MB"), ReplicaSetting("work_mem", "3MB"),
 		Setting("search_path", "it's"), ReplicaSetting("autovacuum", "on"))
@@ -125,6 +128,7 @@ func TestSettingsReachTheServersTheyAreMeantFor(t *testing.T) {
 }
 
 func TestAReplicaThatRefusesReadersIsStarted(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1), ReplicaSetting("hot_standby", "off"))
 	_, err := c.Replicas[0].Conn(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "57P03") {
@@ -133,6 +137,7 @@ func TestAReplicaThatRefusesReadersIsStarted(t *testing.T) {
 }
 
 func TestAClusterWithoutReplicas(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(0))
 	if len(c.Replicas) != 0 || len(c.Servers()) != 1 || strings.Contains(c.DSN(), " ") {
 		t.Errorf("replicas %v, DSN %q", c.Replicas, c.DSN())
@@ -144,6 +149,7 @@ func TestAClusterWithoutReplicas(t *testing.T) {
 }
 
 func TestCatchUpLeavesOutReplicasThatCannot(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(4))
 	paused, frozen, stopped, fit := c.Replicas[0], c.Replicas[1], c.Replicas[2], c.Replicas[3]
 	must(t, paused.PauseReplay(t.Context()))
@@ -161,6 +167,7 @@ func TestCatchUpLeavesOutReplicasThatCannot(t *testing.T) {
 }
 
 func TestCatchUpFollowsThePrimaryOfTheDay(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(2))
 	must(t, c.CatchUp(t.Context()))
 	must(t, c.Primary.Kill(t.Context()))
@@ -228,6 +235,7 @@ func TestStartClusterObeysItsContext(t *testing.T) {
 }
 
 func TestAServerThatCannotStartSaysWhy(t *testing.T) {
+	t.Parallel()
 	NeedServer(t)
 	c, err := StartCluster(t.Context(), Replicas(0), Setting("no_such_setting", "1"))
 	if err == nil {
@@ -240,6 +248,7 @@ func TestAServerThatCannotStartSaysWhy(t *testing.T) {
 }
 
 func TestATakenPortIsReported(t *testing.T) {
+	t.Parallel()
 	a, b := Start(t, Replicas(0)), Start(t, Replicas(0))
 	must(t, b.Primary.Stop(t.Context(), Immediate))
 	conf := filepath.Join(b.Primary.DataDir(), "postgresql.conf")

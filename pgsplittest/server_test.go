@@ -19,6 +19,7 @@ func life(t *testing.T, s *Server) (started, crashed time.Time) {
 }
 
 func TestAPausedReplicaIsStaleUntilResumed(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	r := c.Replicas[0]
 	must(t, c.Primary.Exec(t.Context(), "create table t (x int)"))
@@ -56,6 +57,7 @@ func TestAPausedReplicaIsStaleUntilResumed(t *testing.T) {
 }
 
 func TestLagOfThePrimaryIsZero(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(0))
 	if lag, err := c.Primary.Lag(t.Context()); err != nil || lag != 0 {
 		t.Errorf("Lag() = %d, %v", lag, err)
@@ -75,6 +77,7 @@ func TestWaitForMakesAQuietPrimarySendMore(t *testing.T) {
 }
 
 func TestStopAndStartKeepDataAndPort(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	must(t, c.Primary.Exec(t.Context(), "create table t as select 1 as x"))
 	must(t, c.CatchUp(t.Context()))
@@ -107,6 +110,7 @@ func TestStopAndStartKeepDataAndPort(t *testing.T) {
 }
 
 func TestFastAndImmediateAreWhatPostgresCallsSo(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(0))
 	must(t, c.Primary.Restart(t.Context(), Fast))
 	if log := c.Primary.Log(); !strings.Contains(log, "received fast shutdown request") {
@@ -123,6 +127,7 @@ func TestFastAndImmediateAreWhatPostgresCallsSo(t *testing.T) {
 }
 
 func TestARestartEndsAPause(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	r := c.Replicas[0]
 	must(t, r.PauseReplay(t.Context()))
@@ -133,6 +138,7 @@ func TestARestartEndsAPause(t *testing.T) {
 }
 
 func TestKillEndsEveryProcessAndTheServerStartsAgain(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	must(t, c.Primary.Exec(t.Context(), "create table t as select 1 as x"))
 	must(t, c.CatchUp(t.Context()))
@@ -159,6 +165,7 @@ func TestKillEndsEveryProcessAndTheServerStartsAgain(t *testing.T) {
 
 // F7: address, port and start time stay, and yet it is another life.
 func TestKillBackendRestartsTheChildrenUnderTheSamePostmaster(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	for _, s := range c.Servers() {
 		conn := connect(t, s.URI())
@@ -179,6 +186,7 @@ func TestKillBackendRestartsTheChildrenUnderTheSamePostmaster(t *testing.T) {
 }
 
 func TestAFrozenServerIsSilentAndGoesOnAfterwards(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	for _, s := range c.Servers() {
 		conn := connect(t, s.URI())
@@ -205,6 +213,7 @@ func TestAFrozenServerIsSilentAndGoesOnAfterwards(t *testing.T) {
 }
 
 func TestAFrozenServerCanBeStoppedAndKilled(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(2))
 	for i, s := range c.Replicas {
 		must(t, s.Freeze())
@@ -222,6 +231,7 @@ func TestAFrozenServerCanBeStoppedAndKilled(t *testing.T) {
 }
 
 func TestFreezeNeedsARunningServer(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(0))
 	must(t, c.Primary.Stop(t.Context(), Immediate))
 	if err := c.Primary.Freeze(); err == nil {
@@ -233,6 +243,7 @@ func TestFreezeNeedsARunningServer(t *testing.T) {
 }
 
 func TestPromoteMakesAPrimaryOnANewTimeline(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(2))
 	const timeline = "select ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int"
 	old := query[int](t, c.Primary, timeline)
@@ -256,6 +267,7 @@ func TestPromoteMakesAPrimaryOnANewTimeline(t *testing.T) {
 }
 
 func TestExecTakesArgumentsAndReportsErrors(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Replicas(1))
 	must(t, c.Primary.Exec(t.Context(), "create table t (x int); create table u (x int)"))
 	must(t, c.Primary.Exec(t.Context(), "insert into t values ($1), ($2)", 1, 2))
