@@ -133,16 +133,12 @@ func (c *Connector) cluster(ctx context.Context) uint64 {
 func (c *Connector) capture(ctx context.Context, s *Session, system uint64) error {
 	marks, pids := s.pending(c, system)
 	began := time.Now()
-	cover := func(v sample, alive []uint32) {
-		s.covered(c, v.id, v.floor, marks, alive)
-		c.captures.Add(1)
-	}
 	known := func() bool {
 		v := c.samples.newest()
 		if len(pids) > 0 || !v.at.After(began) || v.id.system != system {
 			return false
 		}
-		cover(v, nil)
+		s.covered(c, v.id, v.floor, marks, nil)
 		return true
 	}
 	err := c.askPrimary(ctx, known, func(ctx context.Context, p *physical) error {
@@ -157,7 +153,8 @@ func (c *Connector) capture(ctx context.Context, s *Session, system uint64) erro
 		if err != nil {
 			return err
 		}
-		cover(v, alive)
+		c.captures.Add(1)
+		s.covered(c, v.id, v.floor, marks, alive)
 		return nil
 	})
 	if err != nil {
