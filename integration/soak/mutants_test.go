@@ -14,7 +14,6 @@ import (
 type mutantRun struct {
 	rules   []Rule // one of which it has to break
 	options Options
-	alone   bool // it takes all of the machine to be quick enough
 }
 
 // lagging makes every commit late on the replicas.
@@ -39,8 +38,8 @@ func doing(names ...string) Workload {
 func mutantRuns() map[string]mutantRun {
 	asynchronous := doing("session", "fork")
 	asynchronous.Commit = []string{"off"}
-	restarts := brief("crash", "restart")
-	restarts.Backlog = 60
+	setbacks := brief("setback")
+	setbacks.Backlog = 60
 	promises := doing("floor", "promise")
 	promises.Mix["promise"] = 8
 	open := doing("open")
@@ -56,7 +55,7 @@ func mutantRuns() map[string]mutantRun {
 		"flush-after-async":    {rules: []Rule{ReadYourWrites, MonotonicReads}, options: Options{Workload: asynchronous, Trouble: brief("pause")}},
 		"last-writer-merge":    {rules: []Rule{ReadYourWrites}, options: Options{Workload: doing("fork"), Trouble: brief("pause"), Settings: lagging("10ms")}},
 		"retry-sent-write":     {rules: []Rule{DoubleWrite}, options: Options{Workload: doing("write"), Trouble: resets}},
-		"keep-after-restart":   {rules: []Rule{Floor}, options: Options{Workload: promises, Trouble: restarts, Parameters: atOnce}, alone: true},
+		"keep-after-restart":   {rules: []Rule{Floor}, options: Options{Workload: promises, Trouble: setbacks, Parameters: atOnce}},
 		"null-caught-up":       {rules: []Rule{Floor}, options: Options{Workload: doing("floor"), Trouble: brief("promote")}},
 		"floor-with-rows-open": {rules: []Rule{ReadYourWrites}, options: Options{Workload: open, Trouble: brief("pause"), Settings: lagging("30ms")}},
 		"unpin-early":          {rules: []Rule{ReadYourWrites}, options: Options{Workload: doing("session"), Trouble: doubts, Settings: lagging("50ms")}},
@@ -76,9 +75,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 	for name, m := range mutantRuns() {
 		t.Run(name, func(t *testing.T) {
-			if !m.alone {
-				t.Parallel() // a run mostly waits for its trouble, and is judged by no time
-			}
+			t.Parallel() // a run mostly waits for its trouble, and is judged by no time
 			o := m.options
 			o.Seed, o.Duration, o.Early, o.Folder = 1, 5*time.Minute, true, t.TempDir()
 			o.Command, o.Environment = []string{worker}, []string{"PGSPLIT_MUTANT=" + name}

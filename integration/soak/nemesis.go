@@ -116,6 +116,7 @@ var faults = map[string]fault{
 	},
 	"crash":           {on: aReplica, down: true, do: (*victims).crash},
 	"restart":         {on: aReplica, down: true, do: (*victims).restart},
+	"setback":         {on: aReplica, down: true, do: (*victims).setback, undo: (*victims).resume},
 	"restart-primary": {on: thePrimary, down: true, do: (*victims).restartFast},
 	"fill":            {on: anyone, down: true, do: (*victims).fill, undo: (*victims).empty},
 	"storm":           {on: thePrimary, do: (*victims).storm, undo: (*victims).empty},
@@ -202,6 +203,14 @@ func (v *victims) restart(ctx context.Context, n *nemesis) error {
 	}
 	pause(ctx, 100*time.Millisecond)
 	return v.servers[0].Restart(ctx, pgsplittest.Immediate)
+}
+
+// setback has a replica come back behind where it was, and stay there.
+func (v *victims) setback(ctx context.Context, n *nemesis) error {
+	if err := v.restart(ctx, n); err != nil {
+		return err
+	}
+	return v.pause(ctx, n)
 }
 
 // restartFast restarts a primary without loss of what was committed asynchronously.
