@@ -228,7 +228,7 @@ var commands = map[string]command{
 	"make soak SECONDS=600":       {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=600"},
 	"make soak SECONDS=60 SEED=7": {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=60 SEED=7"},
 	"go test -race -run 'TestAFloor' .": {
-		"scripts/test", `PGSPLIT_TEST_READS=5000 in_modules go test -race -count=1 -timeout 30m -skip "$alone" ./...`,
+		"scripts/test", `side_by_side "with_race ." others`,
 		"grep -q '^func TestAFloor' *_test.go",
 	},
 	// The module itself, from a checkout: what is published is what a version's tag has. A replace would forbid @latest.
