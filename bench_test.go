@@ -137,13 +137,16 @@ func BenchmarkStatement(b *testing.B) {
 	}
 }
 
-// allowedRatio is how much longer than raw pgx a statement may take.
-const allowedRatio = 1.05
+// allowedRatio is how much longer than raw pgx a statement may take, as far as so many rounds can tell.
+const (
+	allowedRatio  = 1.05
+	tellingRounds = 20
+)
 
 // BenchmarkPair times both in one loop, each as often first as second, and reports how much longer pgsplit takes, as
 // the ratio of the medians. Two connections of one driver differ by some per cent for as long as they live, so both connect
-// anew for each round: what is reported is the median of the rounds, and between which bounds it lies in 95 of 100 runs. It
-// fails if it is too high within these bounds.
+// anew for each round: what is reported is the median of the rounds, and the bounds of its 95 % interval. It
+// fails if all of that is too high.
 //
 //	make bench BENCH=Pair BENCH_TIME=120x
 func BenchmarkPair(b *testing.B) {
@@ -173,7 +176,7 @@ func BenchmarkPair(b *testing.B) {
 			b.ReportMetric(low, "pgsplit/raw-low")
 			b.ReportMetric(middle, "pgsplit/raw")
 			b.ReportMetric(high, "pgsplit/raw-high")
-			if low > allowedRatio {
+			if len(ratios) >= tellingRounds && low > allowedRatio {
 				b.Errorf("pgsplit takes %.3f times as long as raw pgx (%.3f to %.3f), above %.2f", middle, low, high, allowedRatio)
 			}
 		})

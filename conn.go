@@ -222,9 +222,10 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		c.lease.used = true
 		p.overheard.begun = false
 		watched := p.server.replica() && !w.foreign
+		at := c.lease.at
+		c.lease.at = 0 // the next call comes later
 		if watched {
-			p.awaitReply(ctx, movable, c.lease.at)
-			c.lease.at = 0
+			p.awaitReply(ctx, movable, at)
 		}
 		err = call(c.telling(ctx), p, readOnly)
 		if c.lease.wrapped && p.overheard.begun {

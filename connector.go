@@ -157,7 +157,10 @@ func (c *Connector) look(views []view, r *request) []view {
 			state:    s.health.state(),
 			stays:    s == stays,
 		}
-		v.unasked = v.position < floor && present().since(s.asked.load()) > askAgain
+		if v.position < floor {
+			asked := s.asked.load()
+			v.unasked = asked == 0 || present().since(asked) > askAgain
+		}
 		views = append(views, v)
 	}
 	return views

@@ -62,7 +62,7 @@ func inOneOf(t testing.TB, tries int, check func() error) {
 func inLongerAndLonger(t testing.TB, unit time.Duration, check func(unit time.Duration) error) {
 	t.Helper()
 	try := unit / 2
-	inOneOf(t, 6, func() error {
+	inOneOf(t, 5, func() error {
 		try *= 2
 		return check(try)
 	})

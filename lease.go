@@ -18,7 +18,7 @@ type lease struct {
 	used    bool   // a call ran on it before
 	inTx    bool   // inside a transaction of BeginTx that may write
 	standIn bool   // a replica serves what asked for the primary
-	at      moment // when it began, if the call follows at once; zero: some time ago
+	at      moment // when it began; zero once a call ran on it, or something that may have taken its time
 	floor   LSN    // proven when the statement or the transaction began
 
 	writers []writer   // sessions on whose behalf it may have written

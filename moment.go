@@ -18,12 +18,10 @@ var programBegan = time.Now()
 // present is the moment that it is now.
 func present() moment { return moment(time.Since(programBegan)) }
 
-func (m moment) after(d time.Duration) moment { return m + moment(d) }
+// after is the moment when d has passed, at most never.
+func (m moment) after(d time.Duration) moment { return m + min(moment(d), never-m) }
 
 func (m moment) since(earlier moment) time.Duration { return time.Duration(m - earlier) }
-
-// onWallClock is what the wall clock would have said then, as it is set now.
-func (m moment) onWallClock() time.Time { return time.Now().Add(m.since(present())) }
 
 // sharedMoment is a moment that goroutines share.
 type sharedMoment struct{ n atomic.Int64 }

@@ -121,6 +121,7 @@ func (p *physical) replayed(ctx context.Context) (LSN, error) {
 func (p *physical) saw(lsn LSN) {
 	s := p.server
 	s.asked.store(present())
+	s.positionAt.Store(time.Now().UnixNano())
 	// Answers of one life may overtake each other.
 	if who := p.hash(); lsn < LSN(s.position.Swap(uint64(lsn))) && who != s.answered.Load() {
 		s.stats.setbacks.Add(1)

@@ -21,7 +21,7 @@ func (s *server) leaseReady(a access) (p *physical, at moment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.idle[a]); n > 0 {
-		p := s.idle[a][n-1]
+		p = s.idle[a][n-1]
 		if !p.doubted() && at.since(p.idleSince) <= pingAfter && p.fit(at) {
 			s.leased(p)
 			return s.popNewest(a), at

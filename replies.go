@@ -22,7 +22,7 @@ type reply struct {
 
 var errNoReply = errors.New("pgsplit: no reply in time")
 
-// awaitReply begins to watch for the reply to a read that is sent now, which is at unless that is zero.
+// awaitReply begins to watch for the reply to a read that is sent now. at is what the clock says, if it was just read, or zero.
 func (p *physical) awaitReply(ctx context.Context, movable bool, at moment) {
 	s := p.server
 	if at == 0 {

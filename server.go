@@ -58,17 +58,18 @@ type server struct {
 	label        string
 	stats        serverStats
 
-	name     string           // the configured name, or its address
-	address  string           // "host:port", or all that its configuration lists, with commas in between
-	wrapper  driver.Connector // what Config.WrapConnector made of the server's; nil: none
-	index    int              // among the replicas
-	hosts    int              // that its configuration lists
-	survey   survey
-	retry    retry
-	provedAt sharedMoment  // when a new connection was let in last
-	asked    sharedMoment  // when the position was seen
-	answered atomic.Uint32 // hash of the instance that it was seen of
-	instance atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
+	name       string           // the configured name, or its address
+	address    string           // "host:port", or all that its configuration lists, with commas in between
+	wrapper    driver.Connector // what Config.WrapConnector made of the server's; nil: none
+	index      int              // among the replicas
+	hosts      int              // that its configuration lists
+	survey     survey
+	retry      retry
+	provedAt   sharedMoment  // when a new connection was let in last
+	asked      sharedMoment  // when the position was seen; zero: never
+	positionAt atomic.Int64  // the same on the wall clock, in nanoseconds since 1970
+	answered   atomic.Uint32 // hash of the instance that it was seen of
+	instance   atomic.Uint32 // hash of the instance met last; 0: none that could be told apart
 
 	refused  bool                   // a pooler refuses the read-only parameter; guarded by mu
 	filling  *filling               // the background opening under way; guarded by mu

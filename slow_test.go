@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
 )
@@ -134,6 +136,38 @@ func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
 	})
 }
 
+// What Raw does takes as long as it likes: the read after it is watched from when it is sent.
+func TestAReadAfterALongRawIsNotLate(t *testing.T) {
+	t.Parallel() // it mostly waits
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	read := pgsplit.ReadOnly(ctx)
+	inLongerAndLonger(t, 200*time.Millisecond, func(unit time.Duration) error {
+		db := open(t, with(cluster.DSN(), "replica_timeout="+unit.String()))
+		defer db.Close()
+		warm(t, ctx, db)
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		before := replicaStats(t, db)
+		err = pgsplit.Raw(read, conn, func(c *pgx.Conn) error {
+			_, err := c.Exec(ctx, "select pg_sleep($1)", (2 * unit).Seconds())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var where string
+		err = conn.QueryRowContext(read, inRecoverySlowly, (unit / 4).Seconds()).Scan(&where)
+		if s := replicaStats(t, db); err != nil || where != "true" || s.Probes != before.Probes || s.Statements != before.Statements+2 {
+			return fmt.Errorf("in recovery %q, %v: %+v, before %+v", where, err, s, before)
+		}
+		return nil
+	})
+}
+
 // A server is let in to while its next probe is still far away. Doubted then, it is probed at once.
 func TestASlowReadIsWaitedForThoughAProbeOfFormerTroubleIsStillDue(t *testing.T) {
 	t.Parallel() // it mostly waits
@@ -145,7 +179,9 @@ func TestASlowReadIsWaitedForThoughAProbeOfFormerTroubleIsStillDue(t *testing.T)
 		defer db.Close()
 		exec(t, ctx, db, "select 1")
 		proxy.SetDelay(8 * unit / 5)
-		want(t, pgsplit.ReadOnly(ctx), db, inRecovery, "false") // it takes too long to let the read in
+		if where := text(t, pgsplit.ReadOnly(ctx), db, inRecovery); where != "false" { // it takes too long to let the read in
+			return fmt.Errorf("it let the read in: %s", where)
+		}
 		proxy.SetDelay(0)
 		eventually(t, "the connection has come", func() bool { return replicaStats(t, db).State == "healthy" })
 		where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())

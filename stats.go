@@ -159,8 +159,8 @@ func (s *server) report(now time.Time) ServerStats {
 	for class := range errorClassCount {
 		r.Errors[class.String()] = s.stats.errors[class].Load()
 	}
-	if asked := s.asked.load(); asked != 0 {
-		r.PositionAt = asked.onWallClock()
+	if at := s.positionAt.Load(); at != 0 {
+		r.PositionAt = time.Unix(0, at)
 	}
 	s.mu.Lock()
 	r.Open, r.Idle = s.total, len(s.idle[readWrite])+len(s.idle[readOnly])

@@ -26,7 +26,7 @@ type nemesis struct {
 
 // Trouble says what the nemesis does.
 type Trouble struct {
-	Faults      []string // names of faults; nil: all but promote
+	Faults      []string // names of faults; nil: all but promote and setback
 	Hold, Quiet Span     // how long a fault lasts, and how long all is well between faults
 	Calm        Span     // how long all is well after one fault in six
 	Overlap     bool     // two at a time, now and then
@@ -116,7 +116,7 @@ var faults = map[string]fault{
 	},
 	"crash":           {on: aReplica, down: true, do: (*victims).crash},
 	"restart":         {on: aReplica, down: true, do: (*victims).restart},
-	"setback":         {on: aReplica, down: true, do: (*victims).setback, undo: (*victims).resume},
+	"setback":         {on: aReplica, down: true, do: (*victims).setback, undo: (*victims).catchUp},
 	"restart-primary": {on: thePrimary, down: true, do: (*victims).restartFast},
 	"fill":            {on: anyone, down: true, do: (*victims).fill, undo: (*victims).empty},
 	"storm":           {on: thePrimary, do: (*victims).storm, undo: (*victims).empty},
@@ -211,6 +211,13 @@ func (v *victims) setback(ctx context.Context, n *nemesis) error {
 		return err
 	}
 	return v.pause(ctx, n)
+}
+
+func (v *victims) catchUp(ctx context.Context, n *nemesis) error {
+	if err := v.start(ctx, n); err != nil { // in case it did not come back
+		return err
+	}
+	return v.resume(ctx, n)
 }
 
 // restartFast restarts a primary without loss of what was committed asynchronously.
@@ -364,7 +371,7 @@ func (n *nemesis) run(ctx context.Context) {
 	names := n.plan.Faults
 	if names == nil {
 		for name := range faults {
-			if name != "promote" {
+			if name != "promote" && name != "setback" {
 				names = append(names, name)
 			}
 		}

@@ -157,7 +157,7 @@ func (r *run) trouble(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { n.run(ctx) })
-	look := time.NewTicker(200 * time.Millisecond)
+	look := time.NewTicker(500 * time.Millisecond)
 	defer look.Stop()
 	for {
 		select {
