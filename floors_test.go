@@ -402,7 +402,7 @@ func TestAPositionRememberedByAddressIsCaught(t *testing.T) {
 
 // F7: a restarted standby replays from its last restartpoint and lets readers in before it is where it was.
 func TestAFloorIsKeptAcrossRestartsOfAReplica(t *testing.T) {
-	f, c := newFloorRun(t, direct, nil)
+	f, c := newFloorRun(t, (*pgsplittest.Cluster).DSN, nil) // over TCP, where a server knows its address
 	f.nemesis = f.restarts
 	setbacks := func() (n uint64) {
 		for _, s := range c.Stats().Servers {
