@@ -228,7 +228,7 @@ var commands = map[string]command{
 	"make soak SECONDS=600":       {"scripts/test", `side_by_side scripts/fuzz "make soak SECONDS=60 SEED=7"`, "make -n soak SECONDS=600"},
 	"make soak SECONDS=60 SEED=7": {"scripts/test", `side_by_side scripts/fuzz "make soak SECONDS=60 SEED=7"`, "make -n soak SECONDS=60 SEED=7"},
 	"go test -race -run 'TestAFloor' .": {
-		"scripts/test", "side_by_side root others",
+		"scripts/test", `side_by_side "with_race ." others`,
 		"grep -q '^func TestAFloor' *_test.go",
 	},
 	// The module itself, from a checkout: what is published is what a version's tag has. A replace would forbid @latest.
