@@ -22,7 +22,7 @@ SEED ?=
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -e 's/:.*##/:/' | while IFS=: read -r target text; do printf 'make %-11s%s\n' "$$target" "$$text"; done
 
-test: ## everything: lint, tests against real clusters under the race detector, fuzzing, a soak of a minute, the demo once
+test: ## everything: lint, tests against real clusters under the race detector, fuzzing, the demo once
 	@scripts/test
 
 test-short: ## the tests that need no PostgreSQL server and no C compiler

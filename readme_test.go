@@ -225,8 +225,8 @@ var commands = map[string]command{
 	"make demo":                   {"scripts/test", "  go run ./cmd/pgsplit demo --once </dev/null", "make -n demo"},
 	"make test":                   {".ci/run", "make test", "make -n test"},
 	"make test-short":             {"scripts/test", "PGSPLIT_PG_BIN=/nonexistent in_modules go test -short -timeout 20m ./...", "make -n test-short"},
-	"make soak SECONDS=600":       {"scripts/test", `side_by_side scripts/fuzz "make soak SECONDS=60 SEED=7"`, "make -n soak SECONDS=600"},
-	"make soak SECONDS=60 SEED=7": {"scripts/test", `side_by_side scripts/fuzz "make soak SECONDS=60 SEED=7"`, "make -n soak SECONDS=60 SEED=7"},
+	"make soak SECONDS=600":       {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=600"},
+	"make soak SECONDS=60 SEED=7": {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=60 SEED=7"},
 	"go test -race -run 'TestAFloor' .": {
 		"scripts/test", `side_by_side "with_race ." others`,
 		"grep -q '^func TestAFloor' *_test.go",
