@@ -440,14 +440,22 @@ func brokeOff(err error) bool {
 // restarts has a replica lose its children or stop at once, far ahead of its last restartpoint, and come back there. It stays
 // behind for a while, for reads to meet it.
 func (f *floorRun) restarts(ctx context.Context, r *rand.Rand) error {
+	return f.restartsUnder(ctx, r, new(sync.Mutex))
+}
+
+// restartsUnder is restarts, with a lock that keeps others away until the replica is back and stays where it is.
+func (f *floorRun) restartsUnder(ctx context.Context, r *rand.Rand, lock sync.Locker) error {
 	if err := f.letLogPile(ctx); err != nil {
 		return err
 	}
 	replica := f.cluster.Replicas[r.IntN(2)]
-	if err := f.restart(ctx, r, replica); err != nil {
-		return err
+	lock.Lock()
+	err := f.restart(ctx, r, replica)
+	if err == nil {
+		err = replica.PauseReplay(ctx)
 	}
-	if err := replica.PauseReplay(ctx); err != nil {
+	lock.Unlock()
+	if err != nil {
 		return err
 	}
 	pass(ctx, 200*time.Millisecond)

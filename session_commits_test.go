@@ -121,7 +121,7 @@ func (s *sessionRun) neighbours(t *testing.T) {
 	})
 }
 
-// Each setting gets a fifth of the reads of a full run, set in every way, while others' transactions stay open.
+// Each setting gets a fifth of the reads of a full run, set in every way, while others' transactions are open.
 func TestSessionsSeeTheirOwnWritesHoweverSynchronousCommitIsSet(t *testing.T) {
 	// A commit that waits for a standby waits for one of two: the session may read on the other one.
 	s, c := newSessionRun(t, pgsplittest.PrimarySetting("synchronous_standby_names", "ANY 1 (replica1, replica2)"))

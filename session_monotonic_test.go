@@ -199,30 +199,12 @@ func (m *monotonicRun) mustBeCaught(t *testing.T) {
 }
 
 // restarts is that of the floors, most of the time while no session reads: when they go on, nothing has told them that the
-// replica was away. It stays where it is for a while then, on its way back to where it was.
+// replica was away.
 func (m *monotonicRun) restarts(ctx context.Context, r *rand.Rand) error {
 	if r.IntN(4) == 0 {
 		return m.floorRun.restarts(ctx, r)
 	}
-	if err := m.letLogPile(ctx); err != nil {
-		return err
-	}
-	replica := m.cluster.Replicas[r.IntN(2)]
-	m.rest.Lock()
-	err := m.restart(ctx, r, replica)
-	if err == nil {
-		err = replica.PauseReplay(ctx)
-	}
-	m.rest.Unlock()
-	if err != nil {
-		return err
-	}
-	pass(ctx, 200*time.Millisecond)
-	if err := replica.ResumeReplay(ctx); err != nil {
-		return err
-	}
-	pass(ctx, 200*time.Millisecond)
-	return nil
+	return m.restartsUnder(ctx, r, &m.rest)
 }
 
 // swaps has the one address lead elsewhere: its connections are dealt out anew while one of the replicas lags, or it leads
