@@ -566,6 +566,9 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 					_, err := db.ExecContext(ctx, "insert into t values (1)")
 					var pgErr *pgconn.PgError
 					what := fmt.Sprint(err == nil)
+					if err != nil {
+						t.Logf("%s: %v", driver, err)
+					}
 					if errors.As(err, &pgErr) {
 						what = pgErr.Code
 					}
@@ -578,8 +581,11 @@ func TestUnhintedStatementsOnDeadIdleConnectionsDoAsWithRawPgx(t *testing.T) {
 							_, _ = db.ExecContext(ctx, "select 1") // it may still be reset
 							return false
 						}
-						return len(observe(t, cluster.Primary, probes).pids()) == 0
+						return cluster.Primary.Proxy().Connections() == 1
 					})
+				}
+				if err := db.Close(); err != nil {
+					t.Error(err)
 				}
 			}
 			if len(results["pgx"]) < 3 || !slices.Equal(results["pgx"], results["pgsplit"]) {

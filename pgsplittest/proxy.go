@@ -386,11 +386,12 @@ func (l *link) destination(d direction) (*net.TCPConn, error) {
 	return server, nil
 }
 
-// dial connects to the next target that accepts.
+// dial connects to the target whose turn it is, or to the next one that accepts.
 func (p *Proxy) dial(ctx context.Context) (*net.TCPConn, error) {
 	err := errors.New("no target")
-	for range p.targets {
-		target := p.targets[(p.next.Add(1)-1)%uint64(len(p.targets))]
+	turn := p.next.Add(1) - 1
+	for i := range uint64(len(p.targets)) {
+		target := p.targets[(turn+i)%uint64(len(p.targets))]
 		var conn net.Conn
 		conn, err = new(net.Dialer).DialContext(ctx, "tcp", target)
 		if err == nil {

@@ -288,6 +288,28 @@ func TestCutConnectionsLetsNewOnesIn(t *testing.T) {
 	}
 }
 
+func TestConcurrentClientsOfARoundRobinPassOverTheDead(t *testing.T) {
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, dead.Close())
+	server := newPeer(t)
+	server.echo()
+	p := startProxy(t, dead.Addr().String(), server.Addr().String())
+	var all sync.WaitGroup
+	for range 200 {
+		conn := dial(t, p)
+		all.Go(func() {
+			if _, err := conn.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestABlackHoleIsSilentAndDeliversAfterwards(t *testing.T) {
 	server := newPeer(t)
 	server.echo()
