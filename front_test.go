@@ -37,6 +37,8 @@ type front struct {
 	target    string                 // the first server's address
 	leads     atomic.Pointer[string] // the address of the server behind
 	condition atomic.Int32
+	shared    atomic.Bool   // every other one who comes finds it up
+	turn      atomic.Uint32 // counts those who come while it is shared
 
 	mu        sync.Mutex
 	came      map[string]int      // by application_name; guarded by mu
@@ -95,6 +97,14 @@ func (f *front) leadsTo(s *pgsplittest.Server) {
 }
 
 func (f *front) is(c condition) { f.condition.Store(int32(c)) }
+
+// met is what the next one who comes meets with.
+func (f *front) met() condition {
+	if f.shared.Load() && f.turn.Add(1)%2 == 0 {
+		return up
+	}
+	return condition(f.condition.Load())
+}
 
 // visitors tells how many came that said this name, and how many were there at once.
 func (f *front) visitors(name string) (came, most int) {
@@ -167,7 +177,7 @@ func (f *front) welcome(conn net.Conn) {
 		}()
 	}
 	code := ""
-	switch condition(f.condition.Load()) {
+	switch f.met() {
 	case dead:
 		return
 	case starting:

@@ -31,7 +31,8 @@ type event uint8
 const (
 	letIn       event = iota // a new connection was let in
 	refused                  // it answered, but lets no new connection in
-	unreachable              // no connection can be made to it
+	unreachable              // no connection can be made to it, and none at hand answers
+	barred                   // no connection can be made to it, and those at hand may be good
 	doubted                  // a connection was lost, or no reply came in time
 	mute                     // no reply came, but it is the caller's own deadline that calls that late
 )
@@ -45,7 +46,7 @@ func (s state) becomes(e event) state {
 		return refusing
 	case e == unreachable, s == down:
 		return down
-	case e == mute:
+	case e == mute, e == barred && s == refusing:
 		return s
 	}
 	return suspect
@@ -110,7 +111,7 @@ func (h *health) on(e event, at time.Time, cause error, r retry) (changed change
 		return changed, false, 0
 	}
 	h.pending, h.mute = true, e == mute
-	if is == suspect || e == mute {
+	if e == mute || is == suspect && (e == doubted || changed.any()) {
 		return changed, true, 0
 	}
 	pause = r.pause(h.failures)

@@ -7,12 +7,12 @@ import (
 )
 
 func TestAServersStateFollowsWhatHappensThere(t *testing.T) {
-	want := map[state][5]state{
-		//        letIn    refused   unreachable doubted mute
-		healthy:  {healthy, refusing, down, suspect, healthy},
-		refusing: {healthy, refusing, down, suspect, refusing},
-		suspect:  {healthy, refusing, down, suspect, suspect},
-		down:     {healthy, refusing, down, down, down},
+	want := map[state][6]state{
+		//        letIn    refused   unreachable barred doubted mute
+		healthy:  {healthy, refusing, down, suspect, suspect, healthy},
+		refusing: {healthy, refusing, down, refusing, suspect, refusing},
+		suspect:  {healthy, refusing, down, suspect, suspect, suspect},
+		down:     {healthy, refusing, down, down, down, down},
 	}
 	for from, row := range want {
 		for e, to := range row {
@@ -75,6 +75,24 @@ func TestASuspectIsProbedAtOnce(t *testing.T) {
 	if h.state() != down {
 		t.Fatalf("%s", h.state())
 	}
+}
+
+func TestASuspectWhoseConnectionsAtHandMayBeGoodIsProbedWithDoublingPauses(t *testing.T) {
+	var h health
+	happens(t, &h, barred, 0)
+	for want := someRetry.first; want < someRetry.last; want *= 2 {
+		if h.state() != suspect || !h.begin() {
+			t.Fatalf("%s", h.state())
+		}
+		h.end()
+		happens(t, &h, barred, want)
+		happens(t, &h, barred, -1)
+	}
+	if !h.begin() {
+		t.Fatal("the probe may not begin")
+	}
+	h.end()
+	happens(t, &h, doubted, 0)
 }
 
 func TestADeadlineOfTheCallersHasAHealthyServerProbedAndNotSuspected(t *testing.T) {

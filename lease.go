@@ -330,7 +330,7 @@ func (s *server) notLetIn(ctx context.Context, err error, whole bool) {
 	s.stats.failures.Add(1)
 	if late {
 		s.stats.errors[errorTimeout].Add(1)
-		s.happened(unreachable, err)
+		s.happened(s.afterConnect(err), err)
 	}
 }
 

@@ -59,6 +59,9 @@ func (s *server) finish(ctx context.Context, o *opening) {
 		}
 	}()
 	o.p, o.err = s.open(ctx, o.access, false)
+	if eventOf(o.err) == unreachable && ctx.Err() == nil && s.othersAtHand() {
+		o.p, o.err = s.open(ctx, o.access, false) // the next one behind the address
+	}
 }
 
 // joinOpening takes over a connection on its way that nobody waits for any more. mu is held.

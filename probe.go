@@ -22,24 +22,43 @@ func (s *server) probeLimit() time.Duration {
 }
 
 // connected takes note of how an attempt to connect ended.
-func (s *server) connected(err error) {
+func (s *server) connected(err error) { s.tried(s.afterConnect(err), err) }
+
+// afterConnect is what the end of an attempt to connect says about the server. The address of a replica may hide several
+// servers, and the connections at hand may lead to others than the one that cannot be reached: a probe asks them.
+func (s *server) afterConnect(err error) event {
+	e := eventOf(err)
+	if e == unreachable && s.othersAtHand() {
+		e = barred
+	}
+	return e
+}
+
+func (s *server) othersAtHand() bool { return s.replica() && len(s.connections()) > 0 }
+
+// eventOf is what it says about the one server that was met.
+func eventOf(err error) event {
 	var hook hookError
+	var pgErr *pgconn.PgError
+	switch {
+	case err == nil:
+		return letIn
+	case errors.As(err, &hook), errors.As(err, &pgErr) && !unavailable(pgErr.Code):
+		return refused
+	}
+	return unreachable
+}
+
+// tried takes note of an attempt to connect, and of what it says about the server.
+func (s *server) tried(e event, err error) {
 	var pgErr *pgconn.PgError
 	if err != nil {
 		s.stats.errors[errorOfConnect(err)].Add(1)
 	}
-	switch {
-	case err == nil:
-		s.provedAt.store(present())
-		s.happened(letIn, nil)
-	case errors.As(err, &hook), errors.As(err, &pgErr) && !unavailable(pgErr.Code):
-		if pgErr != nil {
-			s.provedAt.store(present()) // it lives
-		}
-		s.happened(refused, err)
-	default:
-		s.happened(unreachable, err)
+	if e == letIn || e == refused && errors.As(err, &pgErr) {
+		s.provedAt.store(present()) // it lives
 	}
+	s.happened(e, err)
 }
 
 // unavailable tells whether a server says by this SQLSTATE that nobody can use it now.
@@ -130,7 +149,8 @@ func (s *server) wake() {
 	}
 }
 
-// probe connects to the server once, on a connection of its own, to see whether it lets anybody in.
+// probe connects to the server once, on a connection of its own, to see whether it lets anybody in. If it does not, the
+// connections at hand are asked whether anybody is there.
 func (s *server) probe() {
 	s.mu.Lock()
 	if !s.active() || !s.health.begin() {
@@ -138,26 +158,82 @@ func (s *server) probe() {
 		s.mu.Unlock()
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.probeLimit())
+	ctx, cancel := context.WithCancel(context.Background())
 	s.endProbe = cancel
 	era := s.era
 	s.mu.Unlock()
 	s.stats.probes.Add(1)
-	var p *physical
-	err := error(errHookLeft)
+	e, err := refused, error(errHookLeft)
 	defer func() {
 		cancel()
-		if err == nil {
-			p.close()
-		}
 		s.mu.Lock()
 		if s.era == era {
 			s.health.end()
 		}
 		s.mu.Unlock()
 		if !errors.Is(err, context.Canceled) {
-			s.connected(err)
+			s.tried(e, err)
 		}
 	}()
-	p, err = s.open(ctx, s.usualAccess(), true)
+	err = s.tryOnce(ctx)
+	if e = eventOf(err); e == unreachable && s.replica() {
+		e = s.askAtHand(ctx)
+		if ctx.Err() != nil {
+			err = ctx.Err() // it was not asked to the end
+		}
+	}
+}
+
+// tryOnce opens a connection and closes it.
+func (s *server) tryOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.probeLimit())
+	defer cancel()
+	p, err := s.open(ctx, s.usualAccess(), true)
+	if err == nil {
+		p.close()
+	}
+	return err
+}
+
+// askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. A read
+// that still waits for its reply in time may get it.
+func (s *server) askAtHand(ctx context.Context) event {
+	ctx, cancel := context.WithTimeout(ctx, s.connector.config.ReplicaTimeout)
+	defer cancel()
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		p := s.popNewest(readOnly)
+		if p == nil {
+			p = s.popNewest(readWrite)
+		}
+		s.mu.Unlock()
+		if p == nil {
+			break
+		}
+		if s.answers(ctx, p) {
+			return refused
+		}
+	}
+	for _, p := range s.connections() {
+		if ctx.Err() == nil && p.mayReply() {
+			return barred
+		}
+	}
+	return unreachable
+}
+
+// answers asks a connection that was taken out of the pool for a sign of life. One that gives none is closed.
+func (s *server) answers(ctx context.Context, p *physical) (alive bool) {
+	defer func() {
+		if alive {
+			s.keep(p, present())
+		} else {
+			s.discard(p)
+		}
+	}()
+	_ = contained("a ping", func() error { // it calls functions of the configuration, such as OnNotice
+		alive = p.awake(ctx, true)
+		return nil
+	})
+	return alive
 }

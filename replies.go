@@ -57,6 +57,14 @@ func (p *physical) replied(err error) (aborted bool) {
 	return true
 }
 
+// mayReply tells whether a statement waits for its reply, and that is not late.
+func (p *physical) mayReply() bool {
+	r := &p.reply
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.due != 0 && r.probed == 0 && !r.aborted
+}
+
 // abort ends the wait for the reply, if the statement may move on. mu is held.
 func (r *reply) abort(p *physical) {
 	if r.due == 0 || !r.movable || r.aborted {

@@ -105,7 +105,8 @@ type ServerStats struct {
 	Idle  int // connections at rest
 
 	// State is "healthy", "refusing" (it lets no new connection in, those at hand go on), "suspect" (something went wrong
-	// on a connection, and reads go elsewhere until a probe has told) or "down" (it gets nothing until a probe gets in).
+	// on a connection, and reads go elsewhere until a probe has told) or "down" (no connection can be made and none at hand
+	// answers: it gets nothing until a probe gets in).
 	State string
 	Since time.Time // when it came into its state; zero: it has been healthy from the start
 	Cause error     // what made it so, without the configured password; nil if it is healthy
