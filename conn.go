@@ -256,6 +256,9 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		case movable && watched && (aborted || p.elsewhere(cause)):
 			way.failed(p.server, err)
 			c.release()
+		case movable && !w.foreign && p.lostWithPrimary(cause):
+			way.lostPrimary(p.server, c.explain(err, readOnly))
+			c.release()
 		case !readOnly && p.misplaced(cause):
 			p.unfit = true // another connection may find the primary
 			if !again || c.lease.inCallersTx() {

@@ -141,6 +141,15 @@ type course struct {
 	progress
 	failures error // of the servers that did not let it in, or could not serve it
 	answer   error // what a server answered that another one might answer otherwise
+	lost     error // how the primary's connection ended under the read
+}
+
+// withoutPrimary lets replicas lag more while no primary answers, but never behind what the caller has seen.
+func (w *course) withoutPrimary(r *request) {
+	if r.floor > r.hard {
+		r.floor, r.timeline = r.hard, r.hardTimeline
+		w.tried, w.behind, w.waited = w.tried&^w.behind, 0, true
+	}
 }
 
 // acquire leases a connection for the call, replica after replica and then the primary, as next says. On an error the
@@ -152,12 +161,18 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 	}
 	budget := co.waitBudget(ctx, h)
 	r.mayWait = budget > 0
+	if p.noPrimary {
+		p.withoutPrimary(r)
+	}
 	for {
 		s := next(r, c.views, p.progress)
 		switch {
 		case s.target == toNowhere:
 			c.decided(ctx, s.reason, r.floor)
-			if p.answer != nil && !p.noPrimary {
+			switch {
+			case p.lost != nil:
+				return p.lost
+			case p.answer != nil && !p.noPrimary:
 				return p.answer
 			}
 			return nowhere(s.reason, p.failures)
@@ -181,11 +196,7 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 				r.standIn = true
 				c.lookAround(ctx, r, h)
 			}
-			if r.floor > r.hard {
-				// Replicas may lag more while no primary answers, but never behind what the caller has seen.
-				r.floor, r.timeline = r.hard, r.hardTimeline
-				p.tried, p.behind, p.waited = p.tried&^p.behind, 0, true
-			}
+			p.withoutPrimary(r)
 			continue
 		}
 		wait := time.Duration(0)

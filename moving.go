@@ -34,6 +34,12 @@ func (p *physical) elsewhere(err error) bool {
 	return false
 }
 
+// lostWithPrimary tells whether a read failed because the primary, or the way there, has gone, where replicas may be left that
+// can serve it: those that may lag more while no primary answers, or that were suspect.
+func (p *physical) lostWithPrimary(err error) bool {
+	return !p.server.replica() && len(p.server.connector.replicas) > 0 && p.closed() && lost(err)
+}
+
 // misplaced tells whether a write was refused because the server at the primary's address is in recovery. Then nothing of
 // it was done (F25), and the connection is of no use for writes.
 func (p *physical) misplaced(err error) bool {
@@ -74,4 +80,10 @@ func (w *course) failed(s *server, err error) {
 	if errors.As(err, &pgErr) && !unavailable(pgErr.Code) {
 		w.answer = err
 	}
+}
+
+// lostPrimary takes note that the primary was lost under the read. If no replica can serve it, that is its error.
+func (w *course) lostPrimary(s *server, err error) {
+	s.stats.moved.Add(1)
+	w.noPrimary, w.lost = true, err
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -287,6 +288,52 @@ func TestASessionsTransactionOnAReplicaThatStandsInIsARead(t *testing.T) {
 	}
 	_ = tx.Rollback()
 	want(t, inSession, db, "select count(*)::text from t", "2")
+}
+
+// asleepOnPrimary is a read that takes long on a primary alone.
+const asleepOnPrimary = `select case when pg_is_in_recovery() then 'replica' else (select 'primary' from pg_sleep(30)) end`
+
+func TestAReadThatIsUnderWayWhenThePrimaryDiesRunsOnAReplicaThatMayServeItThen(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	const age = 300 * time.Millisecond
+	db := open(t, with(patiently(cluster), "replica_max_lag=300ms", "application_name=lost"))
+	lagging(t, ctx, db, cluster, age, cluster.Replicas...)
+	watch := observe(t, cluster.Primary, "lost")
+	lsn, err := pgsplit.CommitLSN(ctx, db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		where string
+		err   error
+	}
+	begin := func(ctx context.Context) chan result {
+		done := make(chan result, 1)
+		go func() {
+			var r result
+			r.err = db.QueryRowContext(ctx, asleepOnPrimary).Scan(&r.where)
+			done <- r
+		}()
+		return done
+	}
+	plain := begin(pgsplit.ReadOnly(ctx))
+	floor := begin(pgsplit.ReadOnly(ctx, pgsplit.AfterLSN(lsn)))
+	unhinted := begin(ctx)
+	eventually(t, "they run", func() bool { return watch.count("wait_event = 'PgSleep'") == 3 })
+	stop(t, cluster.Primary)
+	if r := <-plain; r.err != nil || r.where != "replica" {
+		t.Errorf("a read that asked for nothing: %q %v", r.where, r.err)
+	}
+	for name, done := range map[string]chan result{"a read behind whose floor the replica is": floor, "what may write": unhinted} {
+		var pgErr *pgconn.PgError
+		if r := <-done; !errors.As(r.err, &pgErr) && !errors.Is(r.err, io.ErrUnexpectedEOF) {
+			t.Errorf("%s: %q %v, want what the primary said last", name, r.where, r.err)
+		}
+	}
+	if s := connectorOf(t, db).Stats().Servers[0]; s.MovedOn != 2 {
+		t.Errorf("%d reads moved on, want those under ReadOnly", s.MovedOn)
+	}
 }
 
 func TestWithoutAnyServerStandInsFailWithNoPrimary(t *testing.T) {
