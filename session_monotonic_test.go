@@ -24,7 +24,6 @@ type monotonicRun struct {
 	labels    []string       // of the replicas: each fourth read asks for one of them, so that sessions move
 	fallBack  bool           // each fourth read falls back to the primary
 	least     least          // the run does not end before that
-	rest      sync.RWMutex   // held by reads, and for the time for which there are to be none
 
 	acts, back, ahead, onPrimary atomic.Int64
 }
@@ -196,15 +195,6 @@ func (m *monotonicRun) mustBeCaught(t *testing.T) {
 	if m.back.Load() == 0 {
 		t.Error("no session went back: this test proves nothing about the driver")
 	}
-}
-
-// restarts is that of the floors, most of the time while no session reads: when they go on, nothing has told them that the
-// replica was away.
-func (m *monotonicRun) restarts(ctx context.Context, r *rand.Rand) error {
-	if r.IntN(4) == 0 {
-		return m.floorRun.restarts(ctx, r)
-	}
-	return m.restartsUnder(ctx, r, &m.rest)
 }
 
 // swaps has the one address lead elsewhere: its connections are dealt out anew while one of the replicas lags, or it leads
