@@ -224,7 +224,7 @@ type command struct {
 var commands = map[string]command{
 	"make demo":                   {"scripts/test", "  go run ./cmd/pgsplit demo --once </dev/null", "make -n demo"},
 	"make test":                   {".ci/run", "make test", "make -n test"},
-	"make test-short":             {"scripts/test", "PGSPLIT_PG_BIN=/nonexistent in_modules go test -short -timeout 20m ./...", "make -n test-short"},
+	"make test-short":             {"scripts/test", "side_by_side scripts/lint short", "make -n test-short"},
 	"make soak SECONDS=600":       {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=600"},
 	"make soak SECONDS=60 SEED=7": {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=60 SEED=7"},
 	"go test -race -run 'TestAFloor' .": {
@@ -232,7 +232,7 @@ var commands = map[string]command{
 		"grep -q '^func TestAFloor' *_test.go",
 	},
 	// The module itself, from a checkout: what is published is what a version's tag has. A replace would forbid @latest.
-	"go get github.com/pgsplit/pgsplit": {"scripts/lint", `  (cd "$module" && go vet ./...)`, "go list github.com/pgsplit/pgsplit"},
+	"go get github.com/pgsplit/pgsplit": {"scripts/lint", "  go vet ./...", "go list github.com/pgsplit/pgsplit"},
 	"go install github.com/pgsplit/pgsplit/cmd/pgsplit@latest": {
 		"scripts/lint", `  GOBIN=$tmp go install -buildvcs=false ./cmd/pgsplit`, "! grep -q ^replace go.mod",
 	},
