@@ -116,6 +116,8 @@ func (s *server) lookForReplies() {
 			late, probe = late || r.whole, true
 		case proved > r.probed:
 			r.due = 0 // it lives: the statement takes its time
+		case !r.movable:
+			r.due = 0 // it waits as long as its caller does
 		default:
 			r.abort(p)
 		}
