@@ -177,7 +177,11 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 			}
 			return nowhere(s.reason, p.failures)
 		case s.target == toPrimary:
-			err := c.acquirePrimary(ctx, r, w)
+			wait := time.Duration(0)
+			if p.lost != nil {
+				wait, _ = co.patience(ctx) // it may not come back, and a replica may serve the read
+			}
+			err := c.acquirePrimary(ctx, r, w, wait)
 			if err == nil {
 				c.decided(ctx, s.reason, r.floor)
 				c.noteRead(r)
@@ -189,6 +193,9 @@ func (c *Conn) acquire(ctx context.Context, r *request, h *Hint, w work, p *cour
 			}
 			if !errors.Is(err, ErrNoPrimary) || !r.readOnly && !co.mayStandIn(r) {
 				c.decided(ctx, ReasonNoPrimary, r.floor)
+				if p.lost != nil {
+					return p.lost
+				}
 				return p.failures
 			}
 			p.noPrimary = true
@@ -238,8 +245,8 @@ func (c *Connector) mayStandIn(r *request) bool {
 }
 
 // acquirePrimary leases a connection to the primary. A server in recovery at the primary's address has to prove a floor
-// like any replica.
-func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
+// like any replica. wait bounds how long the lease may take, 0 leaves that to ctx.
+func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work, wait time.Duration) error {
 	s, a := c.connector.primary, readWrite
 	if r.readOnly {
 		a = readOnly
@@ -247,7 +254,7 @@ func (c *Conn) acquirePrimary(ctx context.Context, r *request, w work) error {
 			return noPrimary(err)
 		}
 	}
-	p, err := s.lease(ctx, a, 0)
+	p, err := s.lease(ctx, a, wait)
 	if err != nil {
 		if ctx.Err() != nil {
 			return contextError(ctx, err) // a caller who left says nothing about the server

@@ -82,8 +82,9 @@ func (w *course) failed(s *server, err error) {
 	}
 }
 
-// lostPrimary takes note that the primary was lost under the read. If no replica can serve it, that is its error.
+// lostPrimary takes note that a connection to the primary was lost under the read. If nobody can serve it, that is its error. It
+// may have been that connection alone: the primary is gone if it lets no other one in, or if that one is lost as well.
 func (w *course) lostPrimary(s *server, err error) {
 	s.stats.moved.Add(1)
-	w.noPrimary, w.lost = true, err
+	w.noPrimary, w.lost = w.lost != nil, err
 }

@@ -336,6 +336,46 @@ func TestAReadThatIsUnderWayWhenThePrimaryDiesRunsOnAReplicaThatMayServeItThen(t
 	}
 }
 
+// The end of one connection is not the end of the primary: while it answers, the bound on lag holds.
+func TestAReadWhoseBackendIsEndedByAPrimaryThatAnswersIsServedByNoReplicaBeyondItsLag(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	const age = 300 * time.Millisecond
+	db := open(t, with(patiently(cluster), "replica_max_lag=300ms", "application_name=ended"))
+	lagging(t, ctx, db, cluster, age, cluster.Replicas...)
+	lock, err := cluster.Primary.Conn(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close(ctx)
+	if _, err := lock.Exec(ctx, "select pg_advisory_lock(1)"); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		where string
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		var r result
+		r.err = db.QueryRowContext(pgsplit.ReadOnly(ctx), `select case when pg_is_in_recovery() then 'replica'
+			else (select 'primary' from pg_advisory_xact_lock_shared(1)) end`).Scan(&r.where)
+		done <- r
+	}()
+	watch := observe(t, cluster.Primary, "ended")
+	eventually(t, "it waits", func() bool { return watch.count("wait_event_type = 'Lock'") == 1 })
+	const end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ended' and wait_event_type = 'Lock'"
+	if _, err := lock.Exec(ctx, end); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(ctx, "select pg_advisory_unlock(1)"); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-done; r.err != nil || r.where != "primary" {
+		t.Errorf("%q %v", r.where, r.err)
+	}
+}
+
 func TestWithoutAnyServerStandInsFailWithNoPrimary(t *testing.T) {
 	cluster, db, ctx := primaryDownReads(t)
 	stop(t, cluster.Servers()...)
