@@ -3,6 +3,8 @@ package pgsplit
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -195,24 +197,39 @@ func (s *server) tryOnce(ctx context.Context) error {
 	return err
 }
 
-// askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. A read
-// that still waits for its reply in time may get it.
+// askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. The one
+// used last gets half of the time by itself, so that reads find the others; if it is silent, those may lead to other servers. A
+// read that still waits for its reply in time may get it.
 func (s *server) askAtHand(ctx context.Context) event {
-	ctx, cancel := context.WithTimeout(ctx, s.connector.config.ReplicaTimeout)
+	timeout := s.connector.config.ReplicaTimeout
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for ctx.Err() == nil {
-		s.mu.Lock()
-		p := s.popNewest(readOnly)
-		if p == nil {
-			p = s.popNewest(readWrite)
-		}
-		s.mu.Unlock()
-		if p == nil {
-			break
-		}
-		if s.answers(ctx, p) {
-			return refused
-		}
+	first, end := context.WithTimeout(ctx, timeout/2)
+	defer end()
+	s.mu.Lock()
+	newest := s.popAny()
+	s.mu.Unlock()
+	if newest != nil && s.answers(first, newest) {
+		return refused
+	}
+	var others []*physical
+	s.mu.Lock()
+	for p := s.popAny(); p != nil; p = s.popAny() {
+		others = append(others, p)
+	}
+	s.mu.Unlock()
+	var alive atomic.Bool
+	var asked sync.WaitGroup
+	for _, p := range others {
+		asked.Go(func() {
+			if s.answers(ctx, p) {
+				alive.Store(true)
+			}
+		})
+	}
+	asked.Wait()
+	if alive.Load() {
+		return refused
 	}
 	for _, p := range s.connections() {
 		if ctx.Err() == nil && p.mayReply() {
@@ -220,6 +237,14 @@ func (s *server) askAtHand(ctx context.Context) event {
 		}
 	}
 	return unreachable
+}
+
+// popAny takes the connection that was used last out of the pool, of those that are good for reads first. mu is held.
+func (s *server) popAny() *physical {
+	if p := s.popNewest(readOnly); p != nil {
+		return p
+	}
+	return s.popNewest(readWrite)
 }
 
 // answers asks a connection that was taken out of the pool for a sign of life. One that gives none is closed.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
+	"strings"
 	"testing"
 
 	"github.com/pgsplit/pgsplit"
@@ -137,4 +139,37 @@ func TestADeadServerBehindASharedAddressFailsNoNewConnection(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The connections at hand may lead to several servers, and the one used last to one that has gone silent.
+func TestAConnectionAtHandThatIsSilentDoesNotHideOneThatAnswers(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	ctx := patient(t)
+	only := pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly())
+	silenced := cluster.Replicas[0].Proxy()
+	inOneOf(t, 3, func() error {
+		silenced.Restore()
+		shared := newFront(t, cluster.Replicas[1], up)
+		uri := strings.Replace(cluster.Replicas[1].URI(), shared.target, shared.listener.Addr().String(), 1)
+		db := open(t, with(cluster.Primary.URI()+" "+uri, "replica_timeout=2s", "replica_retry_min=1h", "replica_retry_max=1h"))
+		defer db.Close()
+		good := hold(t, ctx, db)
+		want(t, only, good, whichServer, "replica2")
+		address := silenced.Addr()
+		shared.leads.Store(&address)
+		last := hold(t, ctx, db)
+		want(t, only, last, whichServer, "replica1")
+		closeAll(t, []*sql.Conn{good, last})
+		silenced.BlackHole()
+		defer silenced.Restore()
+		shared.is(dead)
+		replica := func() pgsplit.ServerStats { return replicaStats(t, db) }
+		connectorOf(t, db).ReportError(replica().Name, io.ErrUnexpectedEOF)
+		eventually(t, "those at hand were asked", func() bool { return replica().State != "suspect" })
+		if s := replica(); s.State != "refusing" || s.Idle != 1 {
+			return fmt.Errorf("the replica is %s, with %d connections idle", s.State, s.Idle)
+		}
+		want(t, only, db, whichServer, "replica2")
+		return nil
+	})
 }
