@@ -57,7 +57,7 @@ func (s *server) tried(e event, err error) {
 	if err != nil {
 		s.stats.errors[errorOfConnect(err)].Add(1)
 	}
-	if e == letIn || e == refused && errors.As(err, &pgErr) {
+	if e == letIn || eventOf(err) == refused && errors.As(err, &pgErr) {
 		s.provedAt.store(present()) // it lives
 	}
 	s.happened(e, err)
@@ -251,6 +251,9 @@ func (s *server) popAny() *physical {
 func (s *server) answers(ctx context.Context, p *physical) (alive bool) {
 	defer func() {
 		if alive {
+			if p.remembers() {
+				p.inst.answered.store(present()) // what it is at work on takes its time
+			}
 			s.keep(p, present())
 		} else {
 			s.discard(p)

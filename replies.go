@@ -89,6 +89,15 @@ func (s *server) watchReplies(at moment) {
 	}
 }
 
+// provedAt is when the server behind the connection was last known to live.
+func (p *physical) provedAt() moment {
+	proved := p.server.provedAt.load()
+	if p.remembers() {
+		proved = max(proved, p.inst.answered.load())
+	}
+	return proved
+}
+
 // leastBetween is the least time between two probes that are due because of replies.
 const leastBetween = 100 * time.Millisecond
 
@@ -102,7 +111,7 @@ func (s *server) lookForReplies() {
 	for _, p := range s.connections() {
 		r := &p.reply
 		r.mu.Lock()
-		proved := s.provedAt.load()
+		proved := p.provedAt()
 		switch again := proved.after(max(r.patience, leastBetween)); {
 		case r.due == 0 || r.aborted || now < r.due:
 		case r.probed == 0 && now < again:
