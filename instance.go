@@ -26,7 +26,7 @@ type life struct {
 type instance struct {
 	position atomic.Uint64 // highest replay position read under this life
 	timeline atomic.Uint32 // highest timeline that it is known to follow
-	answered sharedMoment  // when a connection at hand gave a sign of life last, as long as new ones are not let in
+	answered sharedMoment  // when a connection that was idle answered a ping last
 	hash     uint32        // of life, never 0: for sessions and their tokens
 	life     life
 	refs     int // connections to it; guarded by instances.mu

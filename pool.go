@@ -597,7 +597,21 @@ func (p *physical) awake(ctx context.Context, ping bool) bool {
 	}
 	ctx, cancel := within(ctx, limit)
 	defer cancel()
-	return p.conn().Ping(ctx) == nil
+	if p.conn().Ping(ctx) != nil {
+		p.server.heardAt.store(0) // others may be as dead
+		return false
+	}
+	p.heard()
+	return true
+}
+
+// heard takes note that a connection at hand gave a sign of life.
+func (p *physical) heard() {
+	now := present()
+	p.server.heardAt.store(now)
+	if p.remembers() {
+		p.inst.answered.store(now)
+	}
 }
 
 // prepareForLease runs the pool's PrepareConn, or the BeforeAcquire that it replaced.

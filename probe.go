@@ -197,11 +197,15 @@ func (s *server) tryOnce(ctx context.Context) error {
 	return err
 }
 
-// askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. The one
+// askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. Nobody is
+// asked where one has answered a read lately: all may be in use then, and one that is asked is missed by the next read. The one
 // used last gets half of the time by itself, so that reads find the others; if it is silent, those may lead to other servers. A
 // read that still waits for its reply in time may get it.
 func (s *server) askAtHand(ctx context.Context) event {
 	timeout := s.connector.config.ReplicaTimeout
+	if heard := s.heardAt.load(); heard > s.lostAt.load() && present().since(heard) < timeout && s.othersAtHand() {
+		return refused
+	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	first, end := context.WithTimeout(ctx, timeout/2)
@@ -251,9 +255,6 @@ func (s *server) popAny() *physical {
 func (s *server) answers(ctx context.Context, p *physical) (alive bool) {
 	defer func() {
 		if alive {
-			if p.remembers() {
-				p.inst.answered.store(present()) // what it is at work on takes its time
-			}
 			s.keep(p, present())
 		} else {
 			s.discard(p)

@@ -66,6 +66,7 @@ type server struct {
 	survey     survey
 	retry      retry
 	provedAt   sharedMoment  // when a new connection was let in last
+	heardAt    sharedMoment  // when an idle connection answered a ping last; zero: the last one asked did not
 	asked      sharedMoment  // when the position was seen; zero: never
 	positionAt atomic.Int64  // the same on the wall clock, in nanoseconds since 1970
 	answered   atomic.Uint32 // hash of the instance that it was seen of

@@ -195,3 +195,22 @@ func TestASlowReadIsWaitedForWhereNoNewConnectionIsLetInAndOneAtHandAnswers(t *t
 		return nil
 	})
 }
+
+// A probe takes no connection from those who use it, and closes none that was in use when it looked.
+func TestTheOnlyConnectionAtHandServesUnderProbesThatAreNotLetIn(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	dsn, fronts := frontsOf(t, cluster)
+	db := open(t, with(dsn, "replica_timeout=20s", "replica_retry_min=1ms", "replica_retry_max=1ms"))
+	db.SetMaxOpenConns(1)
+	only := pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly())
+	want(t, only, db, whichServer, "replica1")
+	fronts[1].is(dead)
+	connectorOf(t, db).ReportError(replicaStats(t, db).Name, io.ErrUnexpectedEOF)
+	eventually(t, "it was asked", func() bool { return replicaStats(t, db).State == "refusing" })
+	for probed := replicaStats(t, db).Probes; replicaStats(t, db).Probes < probed+100 && !t.Failed(); {
+		if server := whoAnswers(t, only, db); server != "replica1" {
+			t.Errorf("a read is served by %q, the replica is %s", server, replicaStats(t, db).State)
+		}
+	}
+}
