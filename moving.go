@@ -35,8 +35,12 @@ func (p *physical) elsewhere(err error) bool {
 }
 
 // lostWithPrimary tells whether a read failed because the primary, or the way there, has gone, where replicas may be left that
-// can serve it: those that may lag more while no primary answers, or that were suspect.
+// can serve it: those that may lag more while no primary answers, or that were suspect. A deadline that the program's tracer or
+// wrapper has set is no such loss.
 func (p *physical) lostWithPrimary(err error) bool {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return false
+	}
 	return !p.server.replica() && len(p.server.connector.replicas) > 0 && p.closed() && lost(err)
 }
 

@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
@@ -651,5 +653,30 @@ func TestWhatAStandInRefusesInItsOwnWordsFailsWithNoPrimary(t *testing.T) {
 		}
 		_, _ = conn.ExecContext(ctx, "rollback")
 		_ = conn.Close()
+	}
+}
+
+// impatient is a tracer that gives a statement less time than its caller does.
+type impatient struct{ query string }
+
+func (i impatient) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if data.SQL == i.query {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+		context.AfterFunc(ctx, cancel)
+	}
+	return ctx
+}
+
+func (impatient) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func TestAReadThatATracerEndsOnThePrimaryRunsOnce(t *testing.T) {
+	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx := patient(t)
+	db := openWith(t, patiently(cluster), func(_ string, pool *pgxpool.Config) { pool.ConnConfig.Tracer = impatient{asleepOnPrimary} })
+	lagging(t, ctx, db, cluster, 0, cluster.Replicas...)
+	_, err := db.ExecContext(pgsplit.ReadOnly(ctx, pgsplit.AfterLSN(commitLSN(t, ctx, db))), asleepOnPrimary)
+	if s := connectorOf(t, db).Stats().Servers[0]; !errors.Is(err, context.DeadlineExceeded) || s.MovedOn != 0 {
+		t.Errorf("%v, %d reads moved on", err, s.MovedOn)
 	}
 }
