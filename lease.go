@@ -142,12 +142,18 @@ type course struct {
 	failures error // of the servers that did not let it in, or could not serve it
 	answer   error // what a server answered that another one might answer otherwise
 	lost     error // how the primary's connection ended under the read
+	lowered  bool  // those that were behind have had their second chance
 }
 
-// withoutPrimary lets replicas lag more while no primary answers, but never behind what the caller has seen.
+// withoutPrimary lets replicas lag more while no primary answers, but never behind what the caller has seen. Those that were
+// behind are asked once more. Where the primary was lost under the read they may have been behind a bound that nobody can tell now.
 func (w *course) withoutPrimary(r *request) {
-	if r.floor > r.hard {
+	lower := r.floor > r.hard
+	if lower {
 		r.floor, r.timeline = r.hard, r.hardTimeline
+	}
+	if (lower || w.lost != nil) && !w.lowered {
+		w.lowered = true
 		w.tried, w.behind, w.waited = w.tried&^w.behind, 0, true
 	}
 }
