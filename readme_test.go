@@ -222,7 +222,7 @@ type command struct {
 }
 
 var commands = map[string]command{
-	"make demo":                   {"scripts/test", "  go run ./cmd/pgsplit demo --once </dev/null", "make -n demo"},
+	"make demo":                   {"scripts/test", "side_by_side scripts/fuzz demo", "make -n demo"},
 	"make test":                   {".ci/run", "make test", "make -n test"},
 	"make test-short":             {"scripts/test", "side_by_side scripts/lint short", "make -n test-short"},
 	"make soak SECONDS=600":       {".ci/run", "make soak SECONDS=60 SEED=7", "make -n soak SECONDS=600"},

@@ -231,7 +231,7 @@ func TestASessionNeverGoesBackInTimeWhileReplicasArePaused(t *testing.T) {
 	for name, dsn := range map[string]func(*pgsplittest.Cluster) string{"two addresses": labelled, "one address": roundRobin} {
 		t.Run(name, func(t *testing.T) {
 			m, c := newMonotonicRun(t, dsn, nil)
-			n := readsOfARun(t) / 8
+			n := readsOfARun(t) / 12
 			m.least = least{acts: 3, onReplicas: n / 4}
 			m.run(t, n)
 			m.mustHold(t, c)
@@ -242,7 +242,7 @@ func TestASessionNeverGoesBackInTimeWhileReplicasArePaused(t *testing.T) {
 // F7: a restarted replica lets readers in before it is where it was.
 func TestASessionNeverGoesBackInTimeWhileReplicasRestart(t *testing.T) {
 	m, c := newMonotonicRun(t, labelled, nil)
-	n := readsOfARun(t) / 4
+	n := readsOfARun(t) / 6
 	m.nemesis, m.least = m.restarts, least{acts: 3, onReplicas: n / 4}
 	m.run(t, n)
 	m.mustHold(t, c)
@@ -250,7 +250,7 @@ func TestASessionNeverGoesBackInTimeWhileReplicasRestart(t *testing.T) {
 
 func TestASessionNeverGoesBackInTimeWhileItsReplicasChangePlacesBehindOneAddress(t *testing.T) {
 	m, c := newMonotonicRun(t, roundRobin, nil)
-	n := readsOfARun(t) / 4
+	n := readsOfARun(t) / 6
 	// The one address is down, for all that the driver knows, after each swap.
 	m.nemesis, m.least = m.swaps, least{acts: 5, onReplicas: n / 20}
 	m.run(t, n)

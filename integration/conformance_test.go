@@ -481,7 +481,10 @@ func TestEveryCaseSeesTheSameOverPgsplitAsOverRawPgx(t *testing.T) {
 			t.Run(w.name, func(t *testing.T) {
 				t.Parallel()
 				var subjects []*subject
-				for _, b := range bases {
+				for i, b := range bases {
+					if w.otherwise && i == 1 {
+						continue // it is the same wrapper: what differs is how it gets at the driver
+					}
 					subjects = append(subjects, g.subject(t, b, w))
 				}
 				for _, c := range casesBehind(w) {
