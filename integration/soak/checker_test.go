@@ -247,6 +247,8 @@ func TestCheckJudgesWhoIsServed(t *testing.T) {
 	hasty.Budget = ms(100)
 	early := read(1, 1500, 1600, 0, Fail)
 	early.State = undefinedColumn
+	conflicting := read(1, 1500, 1600, 0, Fail)
+	conflicting.State = conflict
 	halfway := read(1, 0, 10, 1, Fail)
 	halfway.Partial = true
 	for _, test := range []struct {
@@ -273,6 +275,8 @@ func TestCheckJudgesWhoIsServed(t *testing.T) {
 			[]Fault{trouble("kill", true, 1000, 2000, "replica1")}, Liveness},
 		{"a read names a new column while the primary is down", []Op{early}, []Fault{trouble("cut", true, 1000, 2000, "primary")}, ""},
 		{"a read names a new column while a replica is down", []Op{early}, []Fault{trouble("kill", true, 1000, 2000, "replica1")}, Liveness},
+		{"a read conflicts with replay while the primary is down", []Op{conflicting}, []Fault{trouble("cut", true, 1000, 2000, "primary")}, ""},
+		{"a read conflicts with replay while a replica is down", []Op{conflicting}, []Fault{trouble("kill", true, 1000, 2000, "replica1")}, Liveness},
 		{"a read fails after its first row", []Op{halfway}, nil, ""},
 		{"a caller that gave it too little time fails", []Op{hasty}, nil, ""},
 	} {

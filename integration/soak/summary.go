@@ -26,8 +26,8 @@ func (c *checker) checkLiveness() {
 }
 
 // servable tells whether a server lived and was reachable during the whole of the read that may serve it: any one, or the
-// primary if it has to see something, because then no other may be able to prove it, or if it names a column that a replica
-// did not have yet.
+// primary if it has to see something, because then no other may be able to prove it, if it names a column that a replica
+// did not have yet, or if it conflicted with what a replica replays.
 func (c *checker) servable(op *Op) bool {
 	down := map[string]bool{}
 	for i := range c.h.Faults {
@@ -38,7 +38,7 @@ func (c *checker) servable(op *Op) bool {
 			}
 		}
 	}
-	if op.Session != 0 || op.FloorOf != 0 || op.Staleness != 0 || op.State == undefinedColumn {
+	if op.Session != 0 || op.FloorOf != 0 || op.Staleness != 0 || op.State == undefinedColumn || op.State == conflict {
 		return !down["primary"]
 	}
 	return len(down) < c.rules.Servers
@@ -46,6 +46,9 @@ func (c *checker) servable(op *Op) bool {
 
 // undefinedColumn is the SQLSTATE of a read that names a column which the server does not have.
 const undefinedColumn = "42703"
+
+// conflict is the SQLSTATE of a read on a replica that was ended because it stood in the way of replay.
+const conflict = "40001"
 
 // during tells whether the operation overlaps with the fault or with the time after it that is excused.
 func (c *checker) during(op *Op, f *Fault) bool {
