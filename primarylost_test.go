@@ -2,6 +2,7 @@ package pgsplit_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"io"
 	"testing"
@@ -20,41 +21,50 @@ import (
 // asleepOnPrimary is a read that takes long on a primary alone.
 const asleepOnPrimary = `select case when pg_is_in_recovery() then 'replica' else (select 'primary' from pg_sleep(30)) end`
 
+// longest is replica_max_lag where the replica lags more.
+const longest = 300 * time.Millisecond
+
+// behindABound is a cluster whose reads run on the primary, because its replica lags more than they may.
+func behindABound(t *testing.T) (ctx context.Context, cluster *pgsplittest.Cluster, db *sql.DB, onPrimary *observer) {
+	t.Helper()
+	cluster = pgsplittest.Start(t, pgsplittest.Replicas(1))
+	ctx = patient(t)
+	db = open(t, with(patiently(cluster), "replica_max_lag="+longest.String(), "application_name=lost"))
+	lagging(t, ctx, db, cluster, longest, cluster.Replicas...)
+	return ctx, cluster, db, observe(t, cluster.Primary, "lost")
+}
+
+// found is what a read has found, and where.
+type found struct {
+	where string
+	err   error
+}
+
+// beginRead begins a read that tells where it ran.
+func beginRead(ctx context.Context, db *sql.DB, query string) <-chan found {
+	done := make(chan found, 1)
+	go func() {
+		var f found
+		f.err = db.QueryRowContext(ctx, query).Scan(&f.where)
+		done <- f
+	}()
+	return done
+}
+
 func TestAReadThatIsUnderWayWhenThePrimaryDiesRunsOnAReplicaThatMayServeItThen(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-	ctx := patient(t)
-	const age = 300 * time.Millisecond
-	db := open(t, with(patiently(cluster), "replica_max_lag=300ms", "application_name=lost"))
-	lagging(t, ctx, db, cluster, age, cluster.Replicas...)
-	watch := observe(t, cluster.Primary, "lost")
-	lsn, err := pgsplit.CommitLSN(ctx, db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	type result struct {
-		where string
-		err   error
-	}
-	begin := func(ctx context.Context) chan result {
-		done := make(chan result, 1)
-		go func() {
-			var r result
-			r.err = db.QueryRowContext(ctx, asleepOnPrimary).Scan(&r.where)
-			done <- r
-		}()
-		return done
-	}
-	plain := begin(pgsplit.ReadOnly(ctx))
-	floor := begin(pgsplit.ReadOnly(ctx, pgsplit.AfterLSN(lsn)))
-	unhinted := begin(ctx)
+	ctx, cluster, db, watch := behindABound(t)
+	lsn := commitLSN(t, ctx, db)
+	plain := beginRead(pgsplit.ReadOnly(ctx), db, asleepOnPrimary)
+	floor := beginRead(pgsplit.ReadOnly(ctx, pgsplit.AfterLSN(lsn)), db, asleepOnPrimary)
+	unhinted := beginRead(ctx, db, asleepOnPrimary)
 	eventually(t, "they run", func() bool { return watch.count("wait_event = 'PgSleep'") == 3 })
-	end := time.Now().Add(age) // then nobody knows where the primary was that long ago
-	within(age, func() bool { return time.Now().After(end) })
+	end := time.Now().Add(longest) // then nobody knows where the primary was that long ago
+	within(longest, func() bool { return time.Now().After(end) })
 	stop(t, cluster.Primary)
 	if r := <-plain; r.err != nil || r.where != "replica" {
 		t.Errorf("a read that asked for nothing: %q %v", r.where, r.err)
 	}
-	for name, done := range map[string]chan result{"a read behind whose floor the replica is": floor, "what may write": unhinted} {
+	for name, done := range map[string]<-chan found{"a read behind whose floor the replica is": floor, "what may write": unhinted} {
 		var pgErr *pgconn.PgError
 		if r := <-done; !errors.As(r.err, &pgErr) && !errors.Is(r.err, io.ErrUnexpectedEOF) {
 			t.Errorf("%s: %q %v, want what the primary said last", name, r.where, r.err)
@@ -66,15 +76,8 @@ func TestAReadThatIsUnderWayWhenThePrimaryDiesRunsOnAReplicaThatMayServeItThen(t
 }
 
 func TestAReadThatIsLostTwiceOnADyingPrimaryRunsOnAReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-	ctx := patient(t)
-	const age = 300 * time.Millisecond
-	db := open(t, with(patiently(cluster), "replica_max_lag=300ms", "application_name=lost"))
-	lagging(t, ctx, db, cluster, age, cluster.Replicas...)
-	watch := observe(t, cluster.Primary, "lost")
-	done := make(chan error, 1)
-	var where string
-	go func() { done <- db.QueryRowContext(pgsplit.ReadOnly(ctx), asleepOnPrimary).Scan(&where) }()
+	ctx, cluster, db, watch := behindABound(t)
+	read := beginRead(pgsplit.ReadOnly(ctx), db, asleepOnPrimary)
 	asleep := func() bool { return watch.count("wait_event = 'PgSleep'") == 1 }
 	eventually(t, "it runs", asleep)
 	if err := losses["pg_terminate_backend"](ctx, cluster.Primary); err != nil {
@@ -82,18 +85,14 @@ func TestAReadThatIsLostTwiceOnADyingPrimaryRunsOnAReplica(t *testing.T) {
 	}
 	eventually(t, "it runs again", func() bool { return connectorOf(t, db).Stats().Servers[0].MovedOn == 1 && asleep() })
 	stop(t, cluster.Primary)
-	if err := <-done; err != nil || where != "replica" {
-		t.Errorf("%q %v", where, err)
+	if r := <-read; r.err != nil || r.where != "replica" {
+		t.Errorf("%q %v", r.where, r.err)
 	}
 }
 
 // The end of one connection is not the end of the primary: while it answers, the bound on lag holds.
 func TestAReadWhoseBackendIsEndedByAPrimaryThatAnswersIsServedByNoReplicaBeyondItsLag(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-	ctx := patient(t)
-	const age = 300 * time.Millisecond
-	db := open(t, with(patiently(cluster), "replica_max_lag=300ms", "application_name=ended"))
-	lagging(t, ctx, db, cluster, age, cluster.Replicas...)
+	ctx, cluster, db, watch := behindABound(t)
 	lock, err := cluster.Primary.Conn(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -102,27 +101,17 @@ func TestAReadWhoseBackendIsEndedByAPrimaryThatAnswersIsServedByNoReplicaBeyondI
 	if _, err := lock.Exec(ctx, "select pg_advisory_lock(1)"); err != nil {
 		t.Fatal(err)
 	}
-	type result struct {
-		where string
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		var r result
-		r.err = db.QueryRowContext(pgsplit.ReadOnly(ctx), `select case when pg_is_in_recovery() then 'replica'
-			else (select 'primary' from pg_advisory_xact_lock_shared(1)) end`).Scan(&r.where)
-		done <- r
-	}()
-	watch := observe(t, cluster.Primary, "ended")
+	read := beginRead(pgsplit.ReadOnly(ctx), db, `select case when pg_is_in_recovery() then 'replica'
+		else (select 'primary' from pg_advisory_xact_lock_shared(1)) end`)
 	eventually(t, "it waits", func() bool { return watch.count("wait_event_type = 'Lock'") == 1 })
-	const end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ended' and wait_event_type = 'Lock'"
+	const end = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'lost' and wait_event_type = 'Lock'"
 	if _, err := lock.Exec(ctx, end); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := lock.Exec(ctx, "select pg_advisory_unlock(1)"); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-done; r.err != nil || r.where != "primary" {
+	if r := <-read; r.err != nil || r.where != "primary" {
 		t.Errorf("%q %v", r.where, r.err)
 	}
 }

@@ -198,7 +198,7 @@ func (s *server) tryOnce(ctx context.Context) error {
 }
 
 // askAtHand asks the idle connections to a replica that lets no new one in whether anybody is there: one is enough. Nobody is
-// asked where one has answered a read lately: all may be in use then, and one that is asked is missed by the next read. The one
+// asked where one has answered a ping lately: all may be in use then, and one that is asked is missed by the next read. The one
 // used last gets half of the time by itself, so that reads find the others; if it is silent, those may lead to other servers. A
 // read that still waits for its reply in time may get it.
 func (s *server) askAtHand(ctx context.Context) event {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
@@ -171,27 +170,6 @@ func TestAConnectionAtHandThatIsSilentDoesNotHideOneThatAnswers(t *testing.T) {
 			return fmt.Errorf("the replica is %s, with %d connections idle", s.State, s.Idle)
 		}
 		want(t, only, db, whichServer, "replica2")
-		return nil
-	})
-}
-
-// One at hand that answers shows that the replica lives, as a new one would: what it is at work on takes its time.
-func TestASlowReadIsWaitedForWhereNoNewConnectionIsLetInAndOneAtHandAnswers(t *testing.T) {
-	t.Parallel() // it mostly waits
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
-	ctx := patient(t)
-	dsn, fronts := frontsOf(t, cluster)
-	inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
-		fronts[1].is(up)
-		db := open(t, with(dsn, "replica_timeout="+unit.String()))
-		defer db.Close()
-		idleAt(t, ctx, db, 2)
-		before := replicaStats(t, db)
-		fronts[1].is(dead)
-		where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())
-		if s := replicaStats(t, db); where != "true" || s.MovedOn != before.MovedOn || s.State != "refusing" {
-			return fmt.Errorf("in recovery %s: %+v", where, s)
-		}
 		return nil
 	})
 }

@@ -115,25 +115,30 @@ func TestCallersWith300msAreServedThoughAReplicaHasGoneSilentThatHasConnections(
 	})
 }
 
-// A server that answers that it is full lives: what it is at work on takes its time.
-func TestASlowReadOnAFullReplicaIsWaitedFor(t *testing.T) {
+// A server that answers that it is full lives, and so does one that lets nobody in and answers on a connection at hand: what it
+// is at work on takes its time.
+func TestASlowReadIsWaitedForWhereNoNewConnectionIsLetIn(t *testing.T) {
 	t.Parallel() // it mostly waits
 	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
 	ctx := patient(t)
 	dsn, fronts := frontsOf(t, cluster)
-	inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
-		fronts[1].is(up)
-		db := open(t, with(dsn, "replica_timeout="+unit.String()))
-		defer db.Close()
-		warm(t, ctx, db)
-		before := replicaStats(t, db)
-		fronts[1].is(full)
-		where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())
-		if s := replicaStats(t, db); where != "true" || s.MovedOn != before.MovedOn {
-			return fmt.Errorf("in recovery %s: %+v", where, s)
-		}
-		return nil
-	})
+	for _, c := range []condition{full, dead} {
+		t.Run(c.String(), func(t *testing.T) {
+			inLongerAndLonger(t, 100*time.Millisecond, func(unit time.Duration) error {
+				fronts[1].is(up)
+				db := open(t, with(dsn, "replica_timeout="+unit.String()))
+				defer db.Close()
+				idleAt(t, ctx, db, 2)
+				before := replicaStats(t, db)
+				fronts[1].is(c)
+				where := text(t, pgsplit.ReadOnly(ctx), db, inRecoverySlowly, (5 * unit).Seconds())
+				if s := replicaStats(t, db); where != "true" || s.MovedOn != before.MovedOn || s.State != "refusing" {
+					return fmt.Errorf("in recovery %s: %+v", where, s)
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // What Raw does takes as long as it likes: the read after it is watched from when it is sent.
