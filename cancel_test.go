@@ -186,7 +186,7 @@ func TestTenThousandCancelledQueriesLeaveNothingBehind(t *testing.T) {
 }
 
 func TestCloseWithRowsOpenReturnsAtOnceAndTheLeaseEndsWithTheRows(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for name, ctx := range map[string]context.Context{"unhinted": ctx, "ReadOnly": pgsplit.ReadOnly(ctx)} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestCloseWithRowsOpenReturnsAtOnceAndTheLeaseEndsWithTheRows(t *testing.T) 
 }
 
 func TestCloseWithATransactionAndAHeldConnectionOpenReturnsAtOnce(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	c := connectorOf(t, db)
@@ -312,7 +312,7 @@ func TestAFloorIsWaitedForUntilHalfOfTheDeadlineAndThenThePrimaryAnswers(t *test
 }
 
 func TestACancelledTransactionCostsOnlyItsOwnConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	patience := patient(t)
 	for name, hint := range map[string]func(context.Context) context.Context{
 		"unhinted": func(ctx context.Context) context.Context { return ctx },
@@ -366,7 +366,7 @@ func TestACancelledTransactionCostsOnlyItsOwnConnection(t *testing.T) {
 
 // pgx closes the connection of a statement that was cancelled while it ran; the next statement must not meet it.
 func TestAStatementAfterACancelledOneRunsOnAnotherConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	patience := patient(t)
 	db := open(t, patiently(cluster))
 	db.SetMaxOpenConns(1)

@@ -62,7 +62,7 @@ func TestACommitInASessionTakesOneRoundTripHoweverItCommits(t *testing.T) {
 
 // What the commit asks with is gone: it stands, its floor is asked for once, and the next commits tell theirs again.
 func TestACommitOutlivesThePreparedStatementsOfItsConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledgerWithIDs)
 	for _, reset := range []string{"deallocate all", "discard all", "deallocate pgsplit_where"} {
@@ -100,7 +100,7 @@ func TestACommitOutlivesThePreparedStatementsOfItsConnection(t *testing.T) {
 // However a transaction wrote, its commit tells where it ended; one that wrote nothing raises no floor, whatever the one before
 // it on the same connection did. Where the tag of a statement told that rows were written, the commit asks no more than it has to.
 func TestACommitTellsWhetherItsTransactionWrote(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledgerWithIDs)
 	db := open(t, cluster.ProxyDSN())

@@ -209,7 +209,7 @@ func idleReplicaServes(t *testing.T, ctx context.Context, db *sql.DB, lsn pgspli
 }
 
 func TestCommitLSNAtTheEndOfAPageIsReachedByAnIdleReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -235,7 +235,7 @@ func TestCommitLSNAtTheEndOfAPageIsReachedByAnIdleReplica(t *testing.T) {
 }
 
 func TestCommitLSNAtTheStartOfASegmentIsReachedByAnIdleReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -288,7 +288,7 @@ func TestCommitLSNWithoutAPrimaryIsErrNoPrimary(t *testing.T) {
 }
 
 func TestCommitLSNOfAStandbyAloneIsErrNoPrimary(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.Replicas[0].URI())
 	lsn, err := pgsplit.CommitLSN(ctx, db)

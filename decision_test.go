@@ -260,7 +260,7 @@ func TestTheContextOfAServerWithoutATracerIsTheCallersOwn(t *testing.T) {
 	if _, ok := pgsplit.DecisionFrom(context.Background()); ok {
 		t.Error("a decision from nowhere")
 	}
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	l := &told{}
 	db := openWith(t, cluster.DSN(), func(name string, pool *pgxpool.Config) {

@@ -140,7 +140,7 @@ func TestAReplicaKilledUnder500ReadsASecondCostsNoReadAndGetsItsShareBack(t *tes
 }
 
 func TestADownServerIsProbedByOneConnectionAtATimeAndByNobodyElse(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	for _, c := range []condition{dead, silent} {
 		t.Run(c.String(), func(t *testing.T) {
@@ -270,7 +270,7 @@ const asleepOnReplica = `select case when pg_is_in_recovery() then (select 'repl
 
 // A replica with as many connections as it takes goes on serving those that are open.
 func TestAFullReplicaServesOnTheConnectionsAtHandAndIsNotDialledButByTheProbe(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, "create role app login connection limit 2")
 	if err := cluster.CatchUp(ctx); err != nil {
@@ -288,7 +288,7 @@ func TestAFullReplicaServesOnTheConnectionsAtHandAndIsNotDialledButByTheProbe(t 
 }
 
 func TestAReplicaThatRefusesItsPasswordOrAHookServesOnTheConnectionsAtHand(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := pgsplittest.Start(t)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, "create role app login password 'right'")
 	if err := cluster.CatchUp(ctx); err != nil {
@@ -523,7 +523,7 @@ func TestProbesOpeningsAndWatchesEndWithTheLastShell(t *testing.T) {
 }
 
 func TestProbesGoOnWithTheNextShell(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	dsn, fronts := frontsOf(t, cluster, up, dead)
 	db := open(t, with(dsn, "replica_timeout=20s", "replica_retry_min=1h", "replica_retry_max=1h"))
@@ -536,7 +536,7 @@ func TestProbesGoOnWithTheNextShell(t *testing.T) {
 }
 
 func TestReportErrorHasTheServerProbedIfTheErrorSaysSomethingAboutIt(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	dsn, fronts := frontsOf(t, cluster)
 	db := open(t, with(dsn, "replica_timeout=20s"))
@@ -584,7 +584,7 @@ func TestReportErrorHasTheServerProbedIfTheErrorSaysSomethingAboutIt(t *testing.
 
 // A probe that hangs in the program's own hook outlives the last shell; the server is probed again all the same.
 func TestAServerIsProbedAgainThoughAProbeOfFormerShellsIsStillOnItsWay(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	hanging, release := make(chan struct{}, 10), make(chan struct{})
 	var hang, down atomic.Bool

@@ -53,7 +53,7 @@ func current(t testing.TB, ctx context.Context, db *sql.DB) context.Context {
 const backend = `select pg_backend_pid()::text`
 
 func TestSettingsOfAHeldConnectionHoldForItsReadOnlyStatements(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create schema a")
@@ -79,7 +79,7 @@ func TestSettingsOfAHeldConnectionHoldForItsReadOnlyStatements(t *testing.T) {
 }
 
 func TestRowSecurityOfAHeldConnectionHoldsForItsReadOnlyStatements(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	for _, query := range []string{
@@ -106,7 +106,7 @@ func TestRowSecurityOfAHeldConnectionHoldsForItsReadOnlyStatements(t *testing.T)
 }
 
 func TestTemporaryTablesOfAHeldConnectionAreSeenByItsReadOnlyStatements(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	conn := hold(t, ctx, db)
@@ -117,7 +117,7 @@ func TestTemporaryTablesOfAHeldConnectionAreSeenByItsReadOnlyStatements(t *testi
 }
 
 func TestAStatementOfALostHeldConnectionNeverRunsElsewhere(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for name, ctx := range map[string]context.Context{
 		"unhinted": ctx, "ReadOnly": pgsplit.ReadOnly(ctx), "Primary": pgsplit.Primary(ctx),
@@ -183,7 +183,7 @@ func kill(t testing.TB, s *pgsplittest.Server, pid string) {
 }
 
 func TestATransactionBegunByHandKeepsEveryStatementOfItsConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create table t (id int)")
@@ -206,7 +206,7 @@ func TestATransactionBegunByHandKeepsEveryStatementOfItsConnection(t *testing.T)
 }
 
 func TestAFailedTransactionBegunByHandKeepsItsConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	conn := hold(t, ctx, db)
@@ -222,7 +222,7 @@ func TestAFailedTransactionBegunByHandKeepsItsConnection(t *testing.T) {
 }
 
 func TestHintsInsideAnUnhintedTransactionChooseNothing(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create table t (id int)")
@@ -248,7 +248,7 @@ func TestHintsInsideAnUnhintedTransactionChooseNothing(t *testing.T) {
 }
 
 func TestUnhintedStatementsInsideAReadOnlyTransactionStayOnTheReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create table t (id int)")
@@ -282,7 +282,7 @@ func TestUnhintedStatementsInsideAReadOnlyTransactionStayOnTheReplica(t *testing
 }
 
 func TestAReadOnlyTransactionOnAHeldPrimaryConnectionIsReadOnly(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	exec(t, ctx, db, "create table t (id int)")
@@ -310,7 +310,7 @@ func TestAReadOnlyTransactionOnAHeldPrimaryConnectionIsReadOnly(t *testing.T) {
 }
 
 func TestAHeldConnectionGivesTheReplicasLeaseBackForAnUnhintedStatement(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	c := connectorOf(t, db)
@@ -349,7 +349,7 @@ func TestAHeldConnectionGivesTheReplicasLeaseBackForAnUnhintedStatement(t *testi
 
 // What one user of a connection set must not reach the next one's statements as a read-only session.
 func TestAConnectionComesBackAsItWasOpened(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	db.SetMaxOpenConns(1)
@@ -404,7 +404,7 @@ func TestAFloorAboveTheOneOfTheTransactionIsCheckedAgainInReadCommitted(t *testi
 func TestAFloorAboveTheOneOfTheTransactionIsRefusedInRepeatableRead(t *testing.T) {
 	for _, how := range []string{"by option", "by default"} {
 		t.Run(how, func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+			cluster := shareCluster(t, 1)
 			ctx := patient(t)
 			opts := &sql.TxOptions{Isolation: sql.LevelRepeatableRead}
 			dsn := patiently(cluster)
@@ -437,7 +437,7 @@ func TestAFloorAboveTheOneOfTheTransactionIsRefusedInRepeatableRead(t *testing.T
 }
 
 func TestSerializableReadOnlyTransactionsGoToThePrimary(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, patiently(cluster))
 	c := connectorOf(t, db)
@@ -459,7 +459,7 @@ func TestSerializableReadOnlyTransactionsGoToThePrimary(t *testing.T) {
 }
 
 func TestReadOnlyTxOptionsAreAHintOnlyWhereReplicaTxSaysSo(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for parameter, recovery := range map[string]string{
 		"replica_tx=hint": "false", "replica_tx=readonly": "true", "application_name=none": "false",
@@ -523,7 +523,7 @@ func TestTheLastHintWinsAndFloorsOnlyRise(t *testing.T) {
 }
 
 func TestAStatementWhileRowsAreOpenIsRefusedAndHarmsNothing(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for name, hint := range map[string]context.Context{"unhinted": ctx, "ReadOnly": pgsplit.ReadOnly(ctx)} {
 		t.Run(name, func(t *testing.T) {
@@ -565,7 +565,7 @@ func TestAStatementWhileRowsAreOpenIsRefusedAndHarmsNothing(t *testing.T) {
 // On a held connection to the primary a ReadOnly statement runs in a transaction of the driver's own; a BEGIN by hand
 // there makes it the caller's.
 func TestATransactionBegunByHandUnderReadOnlyOnAHeldConnectionIsTheCallers(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	conn, err := db.Conn(ctx)

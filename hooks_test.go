@@ -91,7 +91,7 @@ func backToRest(t testing.TB, db *sql.DB) {
 }
 
 func TestBeforeConnectRotatesPasswordsOfEachServer(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := pgsplittest.Start(t)
 	ctx := patient(t)
 	admin := open(t, cluster.DSN())
 	exec(t, ctx, admin, "create role app login password 'first'")
@@ -133,7 +133,7 @@ func TestBeforeConnectRotatesPasswordsOfEachServer(t *testing.T) {
 }
 
 func TestABeforeConnectThatFailsIsTheCallersErrorOnThePrimaryAndMovesReadsOnFromAReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	noSecret := errors.New("no secret")
 	for _, broken := range []string{"primary", "replica1"} {
@@ -157,7 +157,7 @@ func TestABeforeConnectThatFailsIsTheCallersErrorOnThePrimaryAndMovesReadsOnFrom
 }
 
 func TestAfterConnectSetsUpEachConnectionOnce(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var j journal
 	db := openWith(t, cluster.DSN(), func(name string, pool *pgxpool.Config) {
@@ -177,7 +177,7 @@ func TestAfterConnectSetsUpEachConnectionOnce(t *testing.T) {
 }
 
 func TestAnAfterConnectErrorMakesAReplicaUnfitAndNotTheReadFail(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	var broken atomic.Bool
 	broken.Store(true)
@@ -201,7 +201,7 @@ func TestAnAfterConnectErrorMakesAReplicaUnfitAndNotTheReadFail(t *testing.T) {
 }
 
 func TestPrepareConnRunsAtEveryLeaseBeforeTheFloorIsChecked(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var j journal
 	db := openWith(t, cluster.DSN(), func(name string, pool *pgxpool.Config) {
@@ -258,7 +258,7 @@ func TestWhatPrepareConnTakesIsOverBeforeTheFloorIsChecked(t *testing.T) {
 }
 
 func TestTheFourAnswersOfPrepareConn(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	broken := errors.New("not prepared")
 	for _, server := range []string{"primary", "replica1"} {
@@ -311,7 +311,7 @@ func TestTheFourAnswersOfPrepareConn(t *testing.T) {
 }
 
 func TestHooksThatRefuseEveryConnectionAreAnErrorAndNoEndlessLoop(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := openWith(t, cluster.DSN(), func(_ string, pool *pgxpool.Config) {
 		pool.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return false, nil }
@@ -327,7 +327,7 @@ func TestHooksThatRefuseEveryConnectionAreAnErrorAndNoEndlessLoop(t *testing.T) 
 }
 
 func TestBeforeAcquireAndAfterReleaseDecideWhetherAConnectionIsUsedAgain(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for _, hook := range []string{"BeforeAcquire", "AfterRelease"} {
 		t.Run(hook, func(t *testing.T) {
@@ -356,7 +356,7 @@ func TestBeforeAcquireAndAfterReleaseDecideWhetherAConnectionIsUsedAgain(t *test
 }
 
 func TestBeforeCloseIsCalledOnceForEachConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	var j journal
 	db := openWith(t, cluster.DSN(), func(name string, pool *pgxpool.Config) {
@@ -441,7 +441,7 @@ func (t tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 func (t tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestAQueryTracerOfEachServerSeesTheStatementsThere(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	journals := map[string]*journal{"primary": {}, "replica1": {}}
 	db := openWith(t, cluster.DSN(), func(name string, pool *pgxpool.Config) {
@@ -472,7 +472,7 @@ func (p panicker) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQ
 func (p panicker) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestAPanicOfAValuerBecomesAnErrorAndLeaksNothing(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, with(patiently(cluster), "pool_max_conns=1"))
 	db.SetMaxOpenConns(1)
@@ -504,7 +504,7 @@ func TestAPanicOfAValuerBecomesAnErrorAndLeaksNothing(t *testing.T) {
 }
 
 func TestAPanicOfAHookBecomesAnErrorOrALostConnectionAndLeaksNothing(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var on atomic.Bool
 	boom := func() {
@@ -591,7 +591,7 @@ func withinSomeDeadline(ctx context.Context, db *sql.DB) error {
 // Hooks run without any lock of the driver's. A program's own deadlock remains: with SetMaxOpenConns(1) the hook's
 // statement waits for the connection that the hook's caller has, as with any other driver.
 func TestAHookMayUseTheSameDB(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	for _, name := range []string{"BeforeConnect", "AfterConnect", "PrepareConn", "AfterRelease", "BeforeClose", "ShouldPing"} {
 		t.Run(name, func(t *testing.T) {
@@ -644,7 +644,7 @@ func TestAHookMayUseTheSameDB(t *testing.T) {
 
 // Connections are opened, and servers probed, on goroutines that no caller of database/sql guards.
 func TestAHookThatPanicsOrEndsItsGoroutineWhileAConnectionIsOpenedMovesReadsOn(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var broken atomic.Bool
 	for name, set := range map[string]func(*pgxpool.Config){

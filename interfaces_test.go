@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgsplit/pgsplit"
-	"github.com/pgsplit/pgsplit/pgsplittest"
 )
 
 // driverConn hands out what a sql.DB holds.
@@ -51,7 +50,7 @@ func implementsAll(t *testing.T, what string, got, pgx any, except ...string) {
 }
 
 func TestEverythingImplementsWhatPgxImplements(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	raw := openRaw(t, cluster.Primary.URI())
 	for name, hinted := range map[string]context.Context{"unhinted": ctx, "ReadOnly": pgsplit.ReadOnly(ctx)} {
@@ -157,7 +156,7 @@ func sameParts(t *testing.T, ctx, hinted context.Context, ours, theirs pgxConn) 
 
 // TestColumnTypesAreThoseOfPgx reads every kind of description that database/sql passes on.
 func TestColumnTypesAreThoseOfPgx(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	const query = "select 1::int4, 'a'::varchar(3), 1.5::numeric(5, 2), now(), null::text, array[1, 2], '{}'::jsonb"
 	describe := func(ctx context.Context, db *sql.DB) (described []any) {
@@ -254,7 +253,7 @@ func TestTheHintOfAContextCanBeReadInTests(t *testing.T) {
 }
 
 func TestADatabaseOfAnotherDriverGivesAClearError(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	mock, _, err := sqlmock.New()
 	if err != nil {

@@ -293,7 +293,7 @@ func storm(t testing.TB, ctx context.Context, db *sql.DB, goroutines, rounds int
 }
 
 func TestMaxOpenConnsBoundsTheConnectionsAtWorkOnEveryServer(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	db := open(t, with(patiently(cluster), "application_name=storm"))
 	const bound = 4
 	db.SetMaxOpenConns(bound)
@@ -307,7 +307,7 @@ func TestMaxOpenConnsBoundsTheConnectionsAtWorkOnEveryServer(t *testing.T) {
 }
 
 func TestReadOnlyAndReadWriteConnectionsToThePrimaryShareTheBound(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	db := open(t, with(patiently(cluster), "application_name=storm"))
 	const bound = 3
 	db.SetMaxOpenConns(bound)
@@ -321,7 +321,7 @@ func TestReadOnlyAndReadWriteConnectionsToThePrimaryShareTheBound(t *testing.T) 
 func TestPoolMaxConnsIsKeptByManyGoroutinesWithoutDeadlockOrError(t *testing.T) {
 	for _, replicas := range []int{0, 2} {
 		t.Run(fmt.Sprintf("%d replicas", replicas), func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(replicas))
+			cluster := shareCluster(t, replicas)
 			db := open(t, with(cluster.DSN(), "application_name=storm", "pool_max_conns=2", "replica_timeout=10s"))
 			servers := observeAll(t, cluster, "storm")
 			s := sample(t, connectorOf(t, db), servers)
@@ -428,7 +428,7 @@ func closeAll(t testing.TB, shells []*sql.Conn) {
 func TestMaxIdleConnsClosesConnectionsOnEveryServer(t *testing.T) {
 	for _, idle := range []int{0, 2} {
 		t.Run(fmt.Sprint(idle), func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+			cluster := shareCluster(t, 2)
 			dsn, labels := labelled(cluster, "application_name=idle")
 			db := open(t, dsn)
 			db.SetMaxIdleConns(6)
@@ -451,7 +451,7 @@ func TestMaxIdleConnsClosesConnectionsOnEveryServer(t *testing.T) {
 }
 
 func TestAShellThatClosesRetiresTheConnectionThatWasIdleForLongest(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, with(cluster.DSN(), "application_name=idle"))
 	db.SetMaxIdleConns(2)
@@ -512,7 +512,7 @@ func TestPoolMaxConnLifetimeInTheDSNClosesConnectionsOnEveryServer(t *testing.T)
 
 // A connection that is in use for longer than its lifetime is closed when it comes back, not under its user.
 func TestPoolMaxConnLifetimeLetsALeaseFinish(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, with(cluster.DSN(), "pool_max_conn_lifetime=20ms"))
 	conn, err := db.Conn(ctx)
@@ -530,7 +530,7 @@ func TestPoolMaxConnLifetimeLetsALeaseFinish(t *testing.T) {
 }
 
 func TestPoolMinConnsAreOpenWhileAShellIsOpen(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	ctx := patient(t)
 	db := open(t, with(cluster.DSN(), "application_name=minimum", "pool_min_conns=3", "pool_max_conn_idle_time=1h"))
 	servers := observeAll(t, cluster, "minimum")
@@ -560,7 +560,7 @@ func TestPoolMinConnsAreOpenWhileAShellIsOpen(t *testing.T) {
 }
 
 func TestPoolMinConnsSurviveTheIdleTime(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, with(cluster.DSN(), "application_name=minimum", "pool_min_conns=2", "pool_max_conn_idle_time=25ms"))
 	exec(t, ctx, db, "select 1")
@@ -574,7 +574,7 @@ func TestPoolMinConnsSurviveTheIdleTime(t *testing.T) {
 }
 
 func TestNothingIsLeftOpenWhenTheLastShellCloses(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(2))
+	cluster := shareCluster(t, 2)
 	db := open(t, with(cluster.DSN(), "application_name=storm", "pool_min_conns=1", "pool_max_conn_lifetime=1h"))
 	storm(t, patient(t), db, 8, 5)
 	db.SetMaxIdleConns(0)

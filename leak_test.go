@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -24,6 +25,10 @@ func (m patientMain) Run() int {
 	skipExamplesUnderShort()
 	code := m.M.Run()
 	stopExamples()
+	if err := stopSharedClusters(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
 	if code == 0 {
 		within(time.Minute, func() bool { return goleak.Find() == nil })
 	}

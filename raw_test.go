@@ -16,7 +16,7 @@ import (
 )
 
 func TestRawGivesThePrimarysConnectionForWhatDatabaseSQLCannotDo(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -93,7 +93,7 @@ func TestRawGivesThePrimarysConnectionForWhatDatabaseSQLCannotDo(t *testing.T) {
 }
 
 func TestRawStaysOnTheHeldConnectionsSession(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	conn := hold(t, ctx, open(t, cluster.DSN()))
 	exec(t, ctx, conn, "create temp table mine (id int)")
@@ -110,7 +110,7 @@ func TestRawStaysOnTheHeldConnectionsSession(t *testing.T) {
 }
 
 func TestRawUnderReadOnlyGivesAConnectionThatRefusesWrites(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	read := pgsplit.ReadOnly(ctx)
@@ -158,7 +158,7 @@ func TestRawUnderReadOnlyWithAFloorGivesAConnectionThatHasIt(t *testing.T) {
 var errOfTheCaller = errors.New("the caller's own")
 
 func TestRawReturnsTheErrorOfItsFunctionAsItIs(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	conn := hold(t, ctx, open(t, cluster.DSN()))
 	if err := pgsplit.Raw(ctx, conn, func(*pgx.Conn) error { return errOfTheCaller }); err != errOfTheCaller { // itself
@@ -176,7 +176,7 @@ var driverTrouble = &pgconn.PgError{Code: "57014", Message: "canceled"}
 
 // A function that does not return: by a panic, or as t.FailNow ends a test.
 func TestRawSurvivesAFunctionThatDoesNotReturn(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -231,7 +231,7 @@ func TestRawSurvivesAFunctionThatDoesNotReturn(t *testing.T) {
 }
 
 func TestAConnectionThatRawLeavesInUseIsNotPooled(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -273,7 +273,7 @@ func TestAConnectionThatRawLeavesInUseIsNotPooled(t *testing.T) {
 }
 
 func TestATransactionThatRawBeginsBelongsToTheHeldConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	conn := hold(t, ctx, open(t, cluster.DSN()))

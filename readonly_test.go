@@ -237,7 +237,7 @@ func refuseAll(t *testing.T, read context.Context, db *sql.DB, where string) {
 }
 
 func TestAWriteUnderReadOnlyFailsWithoutReplicas(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.Primary.URI())
@@ -246,7 +246,7 @@ func TestAWriteUnderReadOnlyFailsWithoutReplicas(t *testing.T) {
 }
 
 func TestAWriteUnderReadOnlyFailsOnAReplica(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -323,7 +323,7 @@ func TestAWriteUnderReadOnlyFailsOnAReplicaThatWasPromotedUnderThePool(t *testin
 }
 
 func TestAWriteUnderReadOnlyFailsOnAHeldConnectionThatWroteBefore(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -344,7 +344,7 @@ func TestAWriteUnderReadOnlyFailsOnAHeldConnectionThatWroteBefore(t *testing.T) 
 }
 
 func TestAWriteThatComesWithALaterRowIsRefusedAndStillToldByItsCode(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -358,7 +358,7 @@ func TestAWriteThatComesWithALaterRowIsRefusedAndStillToldByItsCode(t *testing.T
 }
 
 func TestAReadOnlyLeaseOfAPrimaryWithTargetSessionAttrsReadWriteConnects(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.Primary.URI()+"&target_session_attrs=read-write")
@@ -446,7 +446,7 @@ var allowed = []struct {
 }
 
 func TestWhatPostgreSQLLetsAReadOnlySessionDo(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	replica := open(t, cluster.DSN())
@@ -488,7 +488,7 @@ func TestWhatPostgreSQLLetsAReadOnlySessionDo(t *testing.T) {
 }
 
 func TestATemporaryTableOfAHeldConnectionCanBeWrittenUnderReadOnly(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	conn, err := db.Conn(ctx)
@@ -504,7 +504,7 @@ func TestATemporaryTableOfAHeldConnectionCanBeWrittenUnderReadOnly(t *testing.T)
 }
 
 func TestTextThatSwitchesToReadWriteIsOutsideTheGuaranteeOnThePrimaryOnly(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	read := pgsplit.ReadOnly(ctx)
@@ -538,7 +538,7 @@ var switches = map[string]string{
 }
 
 func TestASessionThatItsCallerSwitchedToReadWriteRefusesTheNextCallersWrites(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	read := pgsplit.ReadOnly(ctx)
@@ -590,7 +590,7 @@ func TestASessionSwitchedToReadWriteOnAReplicaRefusesWritesAfterItsPromotion(t *
 }
 
 func TestASessionThatReadsAndWritesInTurnKeepsNothingOfTheOther(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	read := pgsplit.ReadOnly(ctx)
@@ -616,7 +616,7 @@ func TestASessionThatReadsAndWritesInTurnKeepsNothingOfTheOther(t *testing.T) {
 }
 
 func TestARoleThatWritesByDefaultIsReadOnlyUnderReadOnly(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger+`;
 alter role postgres set default_transaction_read_only = off;
@@ -628,7 +628,7 @@ alter database postgres set default_transaction_read_only = off`)
 }
 
 func TestAHintedPoolAndAnUnhintedOneWorkAtTheSameTime(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.Primary.URI())

@@ -165,7 +165,7 @@ func compare(t *testing.T, cluster *pgsplittest.Cluster, calls []call, db *sql.D
 func TestUnhintedCallsTakeNoMoreRoundTripsThanRawPgx(t *testing.T) {
 	for _, replicas := range []int{0, 1} {
 		t.Run(strconv.Itoa(replicas)+" replicas", func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(replicas))
+			cluster := shareCluster(t, replicas)
 			ctx := patient(t)
 			runSQL(t, ctx, cluster, ledger)
 			db := open(t, cluster.ProxyDSN())
@@ -178,7 +178,7 @@ func TestUnhintedCallsTakeNoMoreRoundTripsThanRawPgx(t *testing.T) {
 func TestReadOnlyCallsWithoutAFloorTakeNoMoreRoundTripsThanRawPgx(t *testing.T) {
 	for _, replicas := range []int{0, 1} {
 		t.Run(strconv.Itoa(replicas)+" replicas", func(t *testing.T) {
-			cluster := pgsplittest.Start(t, pgsplittest.Replicas(replicas))
+			cluster := shareCluster(t, replicas)
 			ctx := pgsplit.ReadOnly(patient(t))
 			db := open(t, cluster.ProxyDSN())
 			db.SetMaxOpenConns(1)
@@ -188,7 +188,7 @@ func TestReadOnlyCallsWithoutAFloorTakeNoMoreRoundTripsThanRawPgx(t *testing.T) 
 }
 
 func TestReadOnlyCallsWithAKnownFloorTakeNoMoreRoundTripsThanRawPgx(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.ProxyDSN())
@@ -218,7 +218,7 @@ func newFloor(t testing.TB, ctx context.Context, cluster *pgsplittest.Cluster) p
 }
 
 func TestReadOnlyCallsWithAnUnknownFloorTakeOneRoundTripMoreAtMost(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.ProxyDSN())
 	db.SetMaxOpenConns(1)
@@ -255,7 +255,7 @@ func TestTheFallbackToThePrimaryTakesNoRoundTripForAReplicaKnownToBeDown(t *test
 }
 
 func TestANewConnectionTakesOneRoundTripMoreThanRawPgx(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	first := func(open func() *sql.DB, ctx context.Context) func() error {
 		return func() error {
@@ -275,7 +275,7 @@ func TestANewConnectionTakesOneRoundTripMoreThanRawPgx(t *testing.T) {
 
 // pgx lists a host twice where TLS is optional, as it is by default. That is one host, and no other one has to be looked for.
 func TestTheNextConnectionToOneHostTakesNoMoreRoundTripsThanTheFirst(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, strings.Replace(cluster.Primary.ProxyURI(), "sslmode=disable", "sslmode=prefer", 1))
 	connect := func() error {
@@ -289,7 +289,7 @@ func TestTheNextConnectionToOneHostTakesNoMoreRoundTripsThanTheFirst(t *testing.
 }
 
 func TestCommitLSNTakesOneRoundTripOrTwo(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.ProxyDSN())
@@ -317,7 +317,7 @@ func TestCommitLSNTakesOneRoundTripOrTwo(t *testing.T) {
 }
 
 func TestReadingAndWritingInTurnOnOneShellTakesOneRoundTripMoreAndNoNewConnection(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, cluster.ProxyDSN())
 	db.SetMaxOpenConns(1)

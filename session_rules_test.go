@@ -26,7 +26,7 @@ func tokenOf(t testing.TB, ctx context.Context, s *pgsplit.Session) pgsplit.Toke
 
 // A session costs a transaction no round trip, and ten autocommit writes with the read behind them one.
 func TestWhatASessionCostsInRoundTrips(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.ProxyDSN())
 	exec(t, ctx, db, "create table notes (id int)")

@@ -34,7 +34,7 @@ func answer(ctx context.Context, stmt *sql.Stmt, args ...any) (s string, err err
 const clusterName = "select current_setting('cluster_name')"
 
 func TestAStatementRunsWhereEachCallsContextLeads(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -143,7 +143,7 @@ func TestClosingAStatementAsksNoServer(t *testing.T) {
 }
 
 func TestStatementsCloseWhileOthersRun(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(3)
@@ -177,7 +177,7 @@ func TestStatementsCloseWhileOthersRun(t *testing.T) {
 }
 
 func TestAStatementPinsNoContext(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())
@@ -203,7 +203,7 @@ func TestAStatementPinsNoContext(t *testing.T) {
 const serverStatements = "select count(*)::text from pg_prepared_statements where name like 'stmt\\_%'"
 
 func TestClosingOneCopyOfAStatementLeavesTheOthers(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -229,7 +229,7 @@ func TestClosingOneCopyOfAStatementLeavesTheOthers(t *testing.T) {
 }
 
 func TestClosedStatementsLeaveTheServer(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -252,7 +252,7 @@ func TestClosedStatementsLeaveTheServer(t *testing.T) {
 }
 
 func TestAStatementThatIsPreparedAgainAfterAlterTableHasTheNewTypes(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -282,7 +282,7 @@ func TestAStatementThatIsPreparedAgainAfterAlterTableHasTheNewTypes(t *testing.T
 }
 
 func TestAClosedStatementsTextRunsAsIfItHadNeverBeenPrepared(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(0))
+	cluster := shareCluster(t, 0)
 	ctx := patient(t)
 	db := open(t, cluster.DSN())
 	db.SetMaxOpenConns(1)
@@ -309,7 +309,7 @@ func TestAClosedStatementsTextRunsAsIfItHadNeverBeenPrepared(t *testing.T) {
 }
 
 func TestAStatementCountsItsArgumentsAsRawPgxDoes(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	db, raw := open(t, cluster.DSN()), openRaw(t, cluster.Primary.URI())
 	const query = "select $1::int + $2::int"
@@ -328,7 +328,7 @@ func TestAStatementCountsItsArgumentsAsRawPgxDoes(t *testing.T) {
 }
 
 func TestAStatementOfThePoolWorksInATransaction(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	runSQL(t, ctx, cluster, ledger)
 	db := open(t, cluster.DSN())

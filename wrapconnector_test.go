@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgsplit/pgsplit"
-	"github.com/pgsplit/pgsplit/pgsplittest"
 )
 
 // middleware is a WrapConnector with an interceptor for whatever a test is about: each gets what runs next, and the
@@ -178,7 +177,7 @@ func (j *journal) run(t testing.TB, c rawConn, sql string) {
 }
 
 func TestAWrapConnectorSeesWhatRunsOnEachServerAndNothingElse(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var seen journal
 	db := wrapped(t, patiently(cluster), func(m *middleware) {
@@ -274,7 +273,7 @@ func (skipping) QueryContext(context.Context, string, []driver.NamedValue) (driv
 func (skipping) CheckNamedValue(*driver.NamedValue) error { return driver.ErrSkip }
 
 func TestAWrapperThatHidesOptionalInterfacesWorks(t *testing.T) {
-	cluster := pgsplittest.Start(t, pgsplittest.Replicas(1))
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	exec(t, ctx, open(t, cluster.DSN()), "create table hidden (n int)")
 	if err := cluster.CatchUp(ctx); err != nil {
@@ -323,7 +322,7 @@ func TestAWrapperThatHidesOptionalInterfacesWorks(t *testing.T) {
 }
 
 func TestAWrapConnectorThatDoesNotConnectIsAClearErrorAndLeaksNothing(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var mu sync.Mutex
 	var first driver.Conn
@@ -517,7 +516,7 @@ func TestAServerThatRefusesIsJudgedByItsOwnErrorWhateverTheWrapperSays(t *testin
 }
 
 func TestRawPassesTheWrapperBy(t *testing.T) {
-	cluster := pgsplittest.Start(t)
+	cluster := shareCluster(t, 1)
 	ctx := patient(t)
 	var seen journal
 	db := wrapped(t, cluster.Primary.URI(), func(m *middleware) {
