@@ -95,9 +95,6 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		return true, c.wrap(ctx, l.p, "begin read only")
 	case r.readOnly && !r.isolation && l.p.server.replica():
 		// One after the other on a held connection stay together while the replica can serve them.
-		if err := c.unwrap(ctx); err != nil {
-			return false, err
-		}
 		c.endReads()
 		c.connector.floors(ctx, &r, h)
 		if r.pinned {
@@ -105,7 +102,10 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		}
 		patience, _ := c.connector.patience(ctx)
 		asking, cancel := context.WithTimeout(ctx, patience)
-		reason, err := c.prove(asking, l.p, &r, w, 0)
+		reason, err := ReasonReplicasBehind, c.unwrap(asking)
+		if err == nil {
+			reason, err = c.prove(asking, l.p, &r, w, 0)
+		}
 		cancel()
 		if err == nil && reason != ReasonReplicasBehind {
 			l.standIn = false

@@ -312,6 +312,33 @@ func TestBehindAPoolerTheTransactionAroundAStatementEndsBeforeTheNextAndAtPutBac
 	})
 }
 
+// The transaction around the last statement is still open when its connection is lost.
+func TestBehindAPoolerAReplicaThatIsLostUnderAHeldConnectionIsNotTheCallersTrouble(t *testing.T) {
+	for name, lose := range map[string]func(*pgsplittest.Proxy){
+		"cut":    (*pgsplittest.Proxy).Cut,
+		"silent": (*pgsplittest.Proxy).BlackHole,
+	} {
+		t.Run(name, func(t *testing.T) {
+			behindPoolers(t, func(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster) {
+				db := open(t, with(cluster.ProxyDSN(), "replica_timeout=500ms", "replica_retry_min=10ms", "replica_retry_max=50ms"))
+				conn := hold(t, ctx, db)
+				replica := cluster.Replicas[0].Proxy()
+				defer replica.Restore()
+				for _, opts := range [][]pgsplit.ReadOption{nil, {pgsplit.AfterLSN(newFloor(t, ctx, cluster))}} {
+					replica.Restore()
+					eventually(t, "the replica serves", func() bool {
+						return text(t, pgsplit.ReadOnly(ctx), conn, inRecovery) == "true"
+					})
+					lose(replica)
+					if got := text(t, pgsplit.ReadOnly(ctx, opts...), conn, inRecovery); got != "false" {
+						t.Errorf("in recovery: %s", got)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestBehindAPoolerTheDriverKeepsNoStatementOfItsOwn(t *testing.T) {
 	behindPoolers(t, func(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster) {
 		const named = "select count(*)::text from pg_prepared_statements"
