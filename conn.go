@@ -252,19 +252,19 @@ func (c *Conn) run(ctx context.Context, w work, call func(ctx context.Context, p
 		}
 		switch {
 		case errors.Is(cause, driver.ErrBadConn) && again && !aborted:
-			c.release()
+			c.leave(ctx)
 		case movable && watched && (aborted || p.elsewhere(cause)):
 			way.failed(p.server, err)
-			c.release()
+			c.leave(ctx)
 		case movable && !w.foreign && p.lostWithPrimary(cause):
 			way.lostPrimary(p.server, c.explain(err, readOnly))
-			c.release()
+			c.leave(ctx)
 		case !readOnly && p.misplaced(cause):
 			p.unfit = true // another connection may find the primary
 			if !again || c.lease.inCallersTx() {
 				return c.explain(err, readOnly)
 			}
-			c.release()
+			c.leave(ctx)
 		case errors.Is(err, driver.ErrBadConn):
 			return err
 		default:

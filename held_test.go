@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgsplit/pgsplit"
 	"github.com/pgsplit/pgsplit/pgsplittest"
@@ -587,5 +590,38 @@ func TestATransactionBegunByHandUnderReadOnlyOnAHeldConnectionIsTheCallers(t *te
 	exec(t, ctx, conn, "insert into t values (2)")
 	if got := text(t, ctx, conn, "select string_agg(id::text, ',') from t"); got != "2" {
 		t.Error(got)
+	}
+}
+
+// A call tries a server once, be it on the connection that it has or on another one.
+func TestAReadOnAHeldConnectionWaitsForASilentReplicaOnce(t *testing.T) {
+	cluster := pgsplittest.Start(t)
+	ctx := patient(t)
+	config, err := pgsplit.ParseDSN(with(cluster.ProxyDSN(), "replica_timeout=300ms"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dialled atomic.Int64
+	config.Replicas[0].Pool.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		if !strings.Contains(c.RuntimeParams["application_name"], "probe") {
+			dialled.Add(1)
+		}
+		return nil
+	}
+	db, err := pgsplit.OpenDB(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	conn := hold(t, ctx, db)
+	eventually(t, "the replica serves", func() bool { return text(t, pgsplit.ReadOnly(ctx), conn, inRecovery) == "true" })
+	floor := newFloor(t, ctx, cluster)
+	cluster.Replicas[0].Proxy().BlackHole()
+	before := dialled.Load()
+	if got := text(t, pgsplit.ReadOnly(ctx, pgsplit.AfterLSN(floor)), conn, inRecovery); got != "false" {
+		t.Errorf("in recovery: %s", got)
+	}
+	if got := dialled.Load(); got != before {
+		t.Errorf("%d more connections were tried", got-before)
 	}
 }

@@ -100,13 +100,13 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		if r.pinned {
 			break
 		}
-		patience, _ := c.connector.patience(ctx)
-		asking, cancel := context.WithTimeout(ctx, patience)
-		reason, err := ReasonReplicasBehind, c.unwrap(asking)
-		if err == nil {
-			reason, err = c.prove(asking, l.p, &r, w, 0)
-		}
-		cancel()
+		reason := ReasonReplicasBehind
+		late, err := c.ask(ctx, l.p, 0, func(asking context.Context) (err error) {
+			if err = c.unwrap(asking); err == nil {
+				reason, err = c.prove(asking, l.p, &r, w, 0)
+			}
+			return err
+		})
 		if err == nil && reason != ReasonReplicasBehind {
 			l.standIn = false
 			c.decided(ctx, reason, r.floor)
@@ -116,9 +116,12 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		if ctx.Err() != nil {
 			return true, contextError(ctx, err)
 		}
+		if late {
+			way.tried = way.tried.with(l.p.server.index)
+		}
 		r = c.connector.request(h, w) // elsewhere
 	}
-	c.release()
+	c.leave(ctx)
 	readOnly = r.readOnly
 	return readOnly, c.acquire(ctx, &r, h, w, way)
 }
@@ -312,24 +315,35 @@ func (c *Conn) acquireReplica(ctx context.Context, s *server, r *request, w work
 		return reason, nil
 	}
 	// It has to answer first, and a connection that is still good says nothing about who is behind it.
+	var reason Reason
+	_, err := c.ask(ctx, p, wait, func(asking context.Context) (err error) {
+		reason, err = c.prove(asking, p, r, w, wait)
+		return err
+	})
+	if err != nil || reason == ReasonReplicasBehind {
+		if err == nil {
+			s.stats.refusals.Add(1)
+		}
+		c.leave(ctx)
+	}
+	return reason, err
+}
+
+// ask gives f the time that a replica has to answer on p, and that for which it may wait. late tells that it took longer.
+func (c *Conn) ask(ctx context.Context, p *physical, wait time.Duration, f func(context.Context) error) (late bool, err error) {
 	patience, whole := c.connector.patience(ctx)
 	asking, cancel := within(ctx, patience+wait)
 	defer cancel()
-	reason, err := c.prove(asking, p, r, w, wait)
-	if err != nil || reason == ReasonReplicasBehind {
-		if err != nil {
-			p.erred(ctx, err, asking.Err() != nil)
-		}
-		switch {
-		case err == nil:
-			s.stats.refusals.Add(1)
-		case ctx.Err() == nil && (asking.Err() == nil && p.closed() || asking.Err() != nil && whole):
-			s.stats.failures.Add(1)
-			s.doubt(err)
-		}
-		c.release()
+	if err = f(asking); err == nil {
+		return false, nil
 	}
-	return reason, err
+	late = asking.Err() != nil
+	p.erred(ctx, err, late)
+	if ctx.Err() == nil && (late && whole || !late && p.closed()) {
+		p.server.stats.failures.Add(1)
+		p.server.doubt(err)
+	}
+	return late, err
 }
 
 // serves tells whether what is read on p next sees the floor, and cannot write, as far as that is known without asking.
@@ -465,13 +479,14 @@ func (c *Conn) wrap(ctx context.Context, p *physical, begin string) error {
 	return nil
 }
 
-// unwrap ends it.
+// unwrap ends it. Where it was lost meanwhile it does not become the caller's.
 func (c *Conn) unwrap(ctx context.Context) error {
 	if !c.lease.wrapped {
 		return nil
 	}
-	c.lease.wrapped = false
-	return c.lease.p.command(ctx, "commit")
+	err := c.lease.p.command(ctx, "commit")
+	c.lease.wrapped = c.lease.p.inTx()
+	return err
 }
 
 // recheck proves a floor that is above the one proven when the caller's transaction began. Only under READ COMMITTED
@@ -512,15 +527,22 @@ func (c *Conn) recheck(ctx context.Context, h *Hint) error {
 }
 
 // release ends the lease, if there is one.
-func (c *Conn) release() {
+func (c *Conn) release() { c.leave(context.Background()) }
+
+// leave is release on behalf of a caller who goes elsewhere.
+func (c *Conn) leave(ctx context.Context) {
 	p := c.lease.p
 	if p == nil {
 		return
 	}
-	if c.lease.wrapped && !p.closed() && !p.conn().IsBusy() {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		_ = c.unwrap(ctx) // a transaction that stays open closes the connection
-		cancel()
+	if c.lease.wrapped && !p.closed() && !p.conn().IsBusy() { // a transaction that stays open closes the connection
+		if p.server.replica() {
+			_, _ = c.ask(ctx, p, 0, c.unwrap)
+		} else {
+			ending, cancel := context.WithTimeout(ctx, closeTimeout)
+			_ = c.unwrap(ending)
+			cancel()
+		}
 	}
 	if c.lease.readers != nil || c.lease.writers != nil {
 		c.endReads()

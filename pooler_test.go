@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -337,6 +338,86 @@ func TestBehindAPoolerAReplicaThatIsLostUnderAHeldConnectionIsNotTheCallersTroub
 			})
 		})
 	}
+}
+
+// What the driver asks a silent replica, to end the transaction around the last statement, is not waited for longer than a
+// replica may take, and not by more than the deadline allows.
+func TestBehindAPoolerNobodyWaitsForASilentReplicaToEndTheDriversTransaction(t *testing.T) {
+	pinned := pgsplit.NewSession()
+	pinned.Pin(time.Hour)
+	reading := func(in func(context.Context) context.Context) func(context.Context, *sql.Conn) error {
+		return func(ctx context.Context, conn *sql.Conn) error {
+			_, err := conn.ExecContext(in(ctx), "select 1")
+			return err
+		}
+	}
+	next := map[string]func(context.Context, *sql.Conn) error{
+		"a read of a pinned session": reading(func(ctx context.Context) context.Context {
+			return pgsplit.ReadOnly(pgsplit.WithSession(ctx, pinned))
+		}),
+		"an unhinted statement": reading(func(ctx context.Context) context.Context { return ctx }),
+		"a transaction": func(ctx context.Context, conn *sql.Conn) error {
+			tx, err := conn.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			return tx.Rollback()
+		},
+		"the end of the connection": func(_ context.Context, conn *sql.Conn) error { return conn.Close() },
+	}
+	cluster := pgsplittest.Start(t)
+	ctx := patient(t)
+	for _, s := range cluster.Servers() {
+		s.Proxy().EmulatePooler(pgsplittest.PoolerDropsParameter)
+	}
+	silent := cluster.Replicas[0].Proxy()
+	for name, next := range next {
+		t.Run(name, func(t *testing.T) {
+			db := open(t, with(cluster.ProxyDSN(), "replica_timeout=100ms"))
+			conn := hold(t, ctx, db)
+			eventually(t, "the replica serves", func() bool { return text(t, pgsplit.ReadOnly(ctx), conn, inRecovery) == "true" })
+			failures := func() uint64 { return connectorOf(t, db).Stats().Servers[1].Failures }
+			before := failures()
+			silent.BlackHole()
+			defer silent.Restore()
+			// Less than closing a connection may take.
+			bounded, cancel := context.WithTimeout(ctx, 4*time.Second)
+			defer cancel()
+			if err := next(bounded, conn); err != nil {
+				t.Error(err)
+			}
+			if failures() == before {
+				t.Error("the silence was not held against the replica, so that the next caller meets it too")
+			}
+		})
+	}
+}
+
+func TestBehindAPoolerACallerWhoLeavesDoesNotTakeTheHeldConnectionAlong(t *testing.T) {
+	behindPoolers(t, func(t *testing.T, ctx context.Context, cluster *pgsplittest.Cluster) {
+		silent := cluster.Replicas[0].Proxy()
+		for name, next := range map[string]context.Context{"ReadOnly": pgsplit.ReadOnly(ctx), "unhinted": ctx} {
+			t.Run(name, func(t *testing.T) {
+				conn := hold(t, ctx, open(t, cluster.ProxyDSN()))
+				text(t, pgsplit.ReadOnly(ctx), conn, inRecovery)
+				silent.BlackHole()
+				leaving, leave := context.WithCancel(pgsplit.ReadOnly(ctx))
+				asked := silent.RoundTrips()
+				go func() {
+					defer leave()
+					within(time.Minute, func() bool { return silent.RoundTrips() > asked })
+				}()
+				_, err := conn.ExecContext(leaving, "select 1")
+				silent.Restore()
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("the caller who left got %v", err)
+				}
+				if _, err := conn.ExecContext(next, "select 1"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
 }
 
 func TestBehindAPoolerTheDriverKeepsNoStatementOfItsOwn(t *testing.T) {
