@@ -625,3 +625,20 @@ func TestAReadOnAHeldConnectionWaitsForASilentReplicaOnce(t *testing.T) {
 		t.Errorf("%d more connections were tried", got-before)
 	}
 }
+
+func TestAReadThatOnlyASilentReplicaMayServeTellsWhy(t *testing.T) {
+	cluster := pgsplittest.Start(t)
+	ctx := patient(t)
+	conn := hold(t, ctx, open(t, with(cluster.ProxyDSN(), "replica_timeout=300ms")))
+	read := pgsplit.ReadOnly(ctx, pgsplit.ReplicaOnly())
+	eventually(t, "the replica serves", func() bool {
+		_, err := conn.ExecContext(read, "select 1")
+		return err == nil
+	})
+	floor := newFloor(t, ctx, cluster)
+	cluster.Replicas[0].Proxy().BlackHole()
+	_, err := conn.ExecContext(pgsplit.ReadOnly(read, pgsplit.AfterLSN(floor)), "select 1")
+	if !errors.Is(err, pgsplit.ErrNoReplica) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no replica in time, and the error is: %v", err)
+	}
+}

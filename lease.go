@@ -118,6 +118,7 @@ func (c *Conn) take(ctx context.Context, h *Hint, w work, way *course) (readOnly
 		}
 		if late {
 			way.tried = way.tried.with(l.p.server.index)
+			way.failures = errors.Join(way.failures, err)
 		}
 		r = c.connector.request(h, w) // elsewhere
 	}
